@@ -4,19 +4,24 @@ import java.util.function.Supplier;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.servlet.Exchange;
 import org.springframework.core.MethodParameter;
+import org.springframework.core.Ordered;
+import org.springframework.core.annotation.Order;
 import org.springframework.http.MediaType;
 import org.springframework.http.converter.HttpMessageConverter;
 import org.springframework.http.server.ServerHttpRequest;
 import org.springframework.http.server.ServerHttpResponse;
 import org.springframework.http.server.ServletServerHttpRequest;
+import org.springframework.http.server.ServletServerHttpResponse;
 import org.springframework.web.bind.annotation.ControllerAdvice;
 import org.springframework.web.servlet.mvc.method.annotation.ResponseBodyAdvice;
 
 /**
  * An entity gets its version and its times by the flush. Without an operation the transaction has ended before an answer is
- * written; within one it ends behind that, so the flush comes here. The filter passes on what it throws without the wrapper of Spring.
+ * written; within one it ends behind that, so the flush comes here, before advice of the application reads the entity. The
+ * filter passes on what it throws without the wrapper of Spring.
  */
 @ControllerAdvice
+@Order(Ordered.HIGHEST_PRECEDENCE)
 final class FlushedAnswers implements ResponseBodyAdvice<Object> {
     private final Supplier<Idempotency> once;
 
@@ -33,7 +38,8 @@ final class FlushedAnswers implements ResponseBodyAdvice<Object> {
     @Override
     public Object beforeBodyWrite(Object body, MethodParameter returned, MediaType type, Class<? extends HttpMessageConverter<?>> converter,
             ServerHttpRequest request, ServerHttpResponse response) {
-        if (SpringTransactions.isWithinOne()) {
+        // what the handler wrote is rolled back where it refuses
+        if (SpringTransactions.isWithinOne() && ((ServletServerHttpResponse) response).getServletResponse().getStatus() < 400) {
             try {
                 once.get().transactions().flush();
             } catch (RuntimeException refused) {

@@ -40,11 +40,17 @@ import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
+import org.springframework.core.MethodParameter;
 import org.springframework.core.Ordered;
 import org.springframework.core.task.AsyncTaskExecutor;
 import org.springframework.dao.DataIntegrityViolationException;
 import org.springframework.data.jpa.repository.JpaRepository;
 import org.springframework.data.jpa.repository.config.EnableJpaRepositories;
+import org.springframework.http.MediaType;
+import org.springframework.http.ResponseEntity;
+import org.springframework.http.converter.HttpMessageConverter;
+import org.springframework.http.server.ServerHttpRequest;
+import org.springframework.http.server.ServerHttpResponse;
 import org.springframework.jdbc.core.JdbcTemplate;
 import org.springframework.orm.ObjectOptimisticLockingFailureException;
 import org.springframework.orm.jpa.JpaTransactionManager;
@@ -52,9 +58,11 @@ import org.springframework.stereotype.Service;
 import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.interceptor.TransactionAspectSupport;
+import org.springframework.web.bind.annotation.ControllerAdvice;
 import org.springframework.web.bind.annotation.PostMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RestController;
+import org.springframework.web.servlet.mvc.method.annotation.ResponseBodyAdvice;
 
 /** Key and effect are one transaction where JPA makes it, on virtual threads where Java has them. */
 @Timeout(60)
@@ -172,13 +180,38 @@ class JpaTest {
             payment.amount++;
             return payment;
         }
+
+        /** What it has begun to write would be refused by the database. */
+        @PostMapping("/refusals")
+        @IdempotentRequest
+        ResponseEntity<Payment> refuse(@RequestBody String id) {
+            Payment payment = new Payment(id, 7);
+            manager.persist(payment);
+            return ResponseEntity.unprocessableContent().body(payment);
+        }
+    }
+
+    /** Advice of an application reads the entity, too. */
+    @ControllerAdvice
+    static class Versions implements ResponseBodyAdvice<Payment> {
+        @Override
+        public boolean supports(MethodParameter returned, Class<? extends HttpMessageConverter<?>> converter) {
+            return returned.getParameterType() == Payment.class;
+        }
+
+        @Override
+        public Payment beforeBodyWrite(Payment body, MethodParameter returned, MediaType type,
+                Class<? extends HttpMessageConverter<?>> converter, ServerHttpRequest request, ServerHttpResponse response) {
+            response.getHeaders().setETag("\"" + body.version + "\"");
+            return body;
+        }
     }
 
     @Configuration(proxyBeanMethods = false)
     @EnableAutoConfiguration
     @EntityScan(basePackageClasses = JpaTest.class)
     @EnableJpaRepositories(basePackageClasses = JpaTest.class, considerNestedRepositories = true)
-    @Import({SpringExampleTest.Pool.class, Payments.class, Orders.class})
+    @Import({SpringExampleTest.Pool.class, Payments.class, Orders.class, Versions.class})
     static class Program {
         @Bean
         IdempotencyHttp caller() {
@@ -307,9 +340,20 @@ class JpaTest {
             assertEquals(1, payments.change(key).version);
         }
         for (int i = 0; i < 2; i++) {
-            assertEquals("{\"version\":2}", post("/changes").body());
+            var answer = post("/changes");
+            assertEquals("{\"version\":2}", answer.body());
+            assertEquals("\"2\"", answer.headers().firstValue("ETag").orElseThrow());
         }
         assertEquals(1, count("jpa_payment WHERE version = 2 AND id = ?"));
+    }
+
+    @Test
+    void anAnswerThatRefusesIsGivenWithoutAFlush() throws Exception {
+        jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        for (int i = 0; i < 2; i++) {
+            assertEquals(422, post("/refusals").statusCode());
+        }
+        assertEquals(1, records());
     }
 
     @Test
