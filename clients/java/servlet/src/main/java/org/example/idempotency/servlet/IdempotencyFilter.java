@@ -458,6 +458,9 @@ public final class IdempotencyFilter extends HttpFilter {
             request.setAttribute(Exchange.class.getName(), exchange);
             try {
                 TimeLimit.run(options.timeout, exchange.connection(), () -> chain.doFilter(new ReceivedRequest(request, body), recorded));
+                if (request.getAttribute(FLUSH) instanceof RuntimeException refused && IdempotencyException.isTransient(refused)) {
+                    throw refused; // the program has answered it, but its repetition may succeed
+                }
             } catch (ServletException | RuntimeException error) {
                 throw own(error);
             } finally {

@@ -59,6 +59,7 @@ import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.interceptor.TransactionAspectSupport;
 import org.springframework.web.bind.annotation.ControllerAdvice;
+import org.springframework.web.bind.annotation.ExceptionHandler;
 import org.springframework.web.bind.annotation.PostMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RestController;
@@ -191,6 +192,27 @@ class JpaTest {
         }
     }
 
+    /** Answers every error by itself, as many programs do. */
+    @RestController
+    static class Careful {
+        private final EntityManager manager;
+
+        Careful(EntityManager manager) {
+            this.manager = manager;
+        }
+
+        @PostMapping("/conflicts")
+        @IdempotentRequest
+        Map<String, Integer> change(@RequestBody String id) {
+            return Map.of("was", manager.find(Payment.class, id).amount++);
+        }
+
+        @ExceptionHandler(Exception.class)
+        ResponseEntity<String> any() {
+            return ResponseEntity.status(500).body("any");
+        }
+    }
+
     /** Advice of an application reads the entity, too. */
     @ControllerAdvice
     static class Versions implements ResponseBodyAdvice<Payment> {
@@ -211,7 +233,7 @@ class JpaTest {
     @EnableAutoConfiguration
     @EntityScan(basePackageClasses = JpaTest.class)
     @EnableJpaRepositories(basePackageClasses = JpaTest.class, considerNestedRepositories = true)
-    @Import({SpringExampleTest.Pool.class, Payments.class, Orders.class, Versions.class})
+    @Import({SpringExampleTest.Pool.class, Payments.class, Orders.class, Careful.class, Versions.class})
     static class Program {
         @Bean
         IdempotencyHttp caller() {
@@ -354,6 +376,22 @@ class JpaTest {
             assertEquals(422, post("/refusals").statusCode());
         }
         assertEquals(1, records());
+    }
+
+    @Test
+    void aConflictOfTheFlushRepeatsAlsoWhereTheProgramAnswersEveryError() throws Exception {
+        jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        jdbc.execute("CREATE SEQUENCE jpa_updates; CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS"
+                + " 'BEGIN IF nextval(''jpa_updates'') = 1 THEN RAISE ''conflict'' USING ERRCODE = ''40001''; END IF; RETURN new; END';"
+                + " CREATE TRIGGER conflict BEFORE UPDATE ON jpa_payment FOR EACH ROW EXECUTE FUNCTION conflict()");
+        try {
+            for (int i = 0; i < 2; i++) {
+                assertEquals("{\"was\":1}", post("/conflicts").body());
+            }
+        } finally {
+            jdbc.execute("DROP FUNCTION conflict() CASCADE; DROP SEQUENCE jpa_updates");
+        }
+        assertEquals(1, count("jpa_payment WHERE amount = 2 AND id = ?"));
     }
 
     @Test
