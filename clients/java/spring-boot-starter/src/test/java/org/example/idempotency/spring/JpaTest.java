@@ -381,15 +381,15 @@ class JpaTest {
     @Test
     void aConflictOfTheFlushRepeatsAlsoWhereTheProgramAnswersEveryError() throws Exception {
         jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
-        jdbc.execute("CREATE SEQUENCE jpa_updates; CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS"
+        jdbc.execute("CREATE SEQUENCE jpa_updates; CREATE FUNCTION jpa_conflict() RETURNS trigger LANGUAGE plpgsql AS"
                 + " 'BEGIN IF nextval(''jpa_updates'') = 1 THEN RAISE ''conflict'' USING ERRCODE = ''40001''; END IF; RETURN new; END';"
-                + " CREATE TRIGGER conflict BEFORE UPDATE ON jpa_payment FOR EACH ROW EXECUTE FUNCTION conflict()");
+                + " CREATE TRIGGER conflict BEFORE UPDATE ON jpa_payment FOR EACH ROW EXECUTE FUNCTION jpa_conflict()");
         try {
             for (int i = 0; i < 2; i++) {
                 assertEquals("{\"was\":1}", post("/conflicts").body());
             }
         } finally {
-            jdbc.execute("DROP FUNCTION conflict() CASCADE; DROP SEQUENCE jpa_updates");
+            jdbc.execute("DROP FUNCTION jpa_conflict() CASCADE; DROP SEQUENCE jpa_updates");
         }
         assertEquals(1, count("jpa_payment WHERE amount = 2 AND id = ?"));
     }
