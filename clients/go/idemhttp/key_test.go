@@ -16,7 +16,7 @@ import (
 func TestKeys(t *testing.T) {
 	for value, want := range map[string]string{
 		`"a";p=1;q`: "a", `"a"; p`: "a", `"a";`: "", `"a";=`: "", `"a";A`: "", `"a"bc`: "", `"a";pA`: "", `"a";1p`: "", `"a";p=`: "",
-		`"a";p=(b)`: "", `"a\`: "",
+		`"a";p=(b)`: "", `"a\`: "", `"a";p="\";\\";q`: "a", `"a";p="b\"`: "", `"a";p="b"c`: "", `"\"\\"`: `"\`, `""`: "",
 	} {
 		key, err := keyOf(&http.Request{Header: http.Header{"Idempotency-Key": {value}}}, "Idempotency-Key", false)
 		if key != want || (err == nil) != (want != "") {

@@ -9,7 +9,8 @@ LONGEST = 255
 # without quotes: visible ASCII without what delimits strings, lists and parameters
 BARE = re.compile(r"[!#-'*+\--:<-\[\]-~]+")
 # RFC 8941, 3.3.3: printable ASCII; a quote and a backslash are escaped. Parameters may follow, and are ignored (3.1.2)
-QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"(?:; *[a-z*][a-z0-9_.*-]*(?:=%s)?)*' % BARE.pattern)
+STRING = r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"'
+QUOTED = re.compile(rf"{STRING}(?:; *[a-z*][a-z0-9_.*-]*(?:={BARE.pattern}|={STRING})?)*")
 
 
 class BadKey(Exception):

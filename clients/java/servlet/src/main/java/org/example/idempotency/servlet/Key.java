@@ -8,8 +8,10 @@ import java.util.regex.Pattern;
 final class Key {
     static final int MAX_LENGTH = 255;
     private static final String BARE = "[!#-'*+\\--:<-\\[\\]-~]+";
-    /** Parameters with bare values may follow, and are ignored. The groups are bounded, as each round of one takes from the stack. */
-    private static final Pattern STRING = Pattern.compile("\"((?:[ !#-\\[\\]-~]|\\\\[\"\\\\]){1,255})\"(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + ")?){0,255}");
+    /** Possessive, as each round of any other group takes from the stack. */
+    private static final String STRING = "\"((?:[ !#-\\[\\]-~]|\\\\[\"\\\\])*+)\"";
+    /** Parameters may follow, and are ignored. */
+    private static final Pattern QUOTED = Pattern.compile(STRING + "(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + "|=" + STRING + ")?)*+");
 
     private Key() {
     }
@@ -20,9 +22,9 @@ final class Key {
             return null;
         }
         String value = values.get(0).replaceAll("^[ \t]+|[ \t]+$", "");
-        Matcher string = STRING.matcher(value);
+        Matcher string = QUOTED.matcher(value);
         String key = string.matches() ? string.group(1).replaceAll("\\\\(.)", "$1")
                 : !isStrict && value.matches(BARE) ? value : null;
-        return key == null || key.length() > MAX_LENGTH ? null : key;
+        return key == null || key.isEmpty() || key.length() > MAX_LENGTH ? null : key;
     }
 }
