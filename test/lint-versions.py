@@ -23,7 +23,6 @@ PLACES = [
     ('docs/support.md', r'^The extension supports each major version of PostgreSQL from (.*) on for', 'oldest'),
     ('docs/support.md', r'^\| PostgreSQL \| tested on \|\n\|-.*\n((?:\|.*\n)*)', 'supported'),
     ('docs/support.md', r'`pg_upgrade` from each version to the next \((.*)\)', 'supported'),
-    ('docs/support.md', r'^\| Debian packages \| (.*); for amd64 \|$', 'packaged'),
     ('docs/packages.md', r'^\| Debian \|.*?(`deb/.*): `postgresql-15', 'packaged'),
 ]
 # a version that the list has, and not the number of a Debian release, of a minor one or of tests
