@@ -236,9 +236,8 @@ is_to_be_visited(const Database *database)
 }
 
 /*
- * A visit has taken longer than usual.  Before the next one may, the databases come
- * whose visits do not: however many owners let the collector wait, nobody has to wait
- * for more than one of them.
+ * Called after each visit that took longer than usual: visits all databases whose
+ * visits are quick.  So a database waits for one slow visit, and not for all of them.
  */
 static void
 visit_quick_ones(List *databases)
@@ -311,8 +310,8 @@ give_back_slots(List *counted)
 }
 
 /*
- * How long to sleep after a round.  With a backlog only long enough to read new settings,
- * or until its database is not left alone any more.
+ * How long to sleep after a round.  If a database has a backlog: until its pause is
+ * over, and a second at least, to read new settings.
  */
 static int64
 pause_after_round(List *databases)
@@ -369,10 +368,10 @@ idempotency_launcher_main(Datum arg)
 
 		pgstat_report_activity(STATE_IDLE, NULL);
 		pause = go_round();
-		/* a shutdown that was asked for during the round has set the latch no longer */
+		/* if the signal came during the round, its latch has been reset already */
 		if (!ShutdownRequestPending)
 			launcher_nap(pause);
-		/* not zero: the postmaster then starts the launcher again */
+		/* with 0 the postmaster would never start the launcher again */
 		if (ShutdownRequestPending)
 			proc_exit(1);
 	}
@@ -387,8 +386,8 @@ launcher_register(void)
 		return;
 
 	/*
-	 * pg_upgrade has noted the next transaction id before it starts a server:
-	 * what takes one there would be lost, and so would the rows it wrote.
+	 * pg_upgrade reads the next transaction id before it starts the server.
+	 * Rows that the collector wrote then would have ids that are used again.
 	 */
 	if (IsBinaryUpgrade)
 		return;

@@ -49,8 +49,8 @@ typedef struct Rotation
 	Oid			long_values;	/* its TOAST table */
 	bool		has_range;
 	bool		is_leaving;		/* no range will follow */
-	bool		is_over;		/* otherwise it has to be empty */
-	TimestampTz cutoff;			/* what expires later is not touched */
+	bool		is_over;		/* false: it is rotated only if it is empty */
+	TimestampTz cutoff;			/* a record that expires later keeps the table */
 
 	/* what became of it */
 	bool		is_done;
@@ -60,7 +60,7 @@ typedef struct Rotation
 
 /* ---- the rows of idempotency_ring ---- */
 
-/* These are not qualified but for the ring: the text is understood in pg_catalog alone. */
+/* Only the ring is qualified: these texts are parsed with pg_catalog as search_path. */
 #define ON_RING .table = TABLE_RING,.in_pg_catalog = true
 
 static void
@@ -71,9 +71,8 @@ change_ring(const Catalog *catalog, Statement *statement, Datum *values)
 }
 
 /*
- * A table without a range gets one, or goes, when all transactions have ended that
- * held the store when it was first seen so: they may not have heard of it, or may
- * write to it still.
+ * Notes which transactions hold the store.  A table without a range waits for them
+ * before it gets one, or is dropped: they may not know the table, or still write to it.
  */
 static Statement wait_for_others = {
 	"UPDATE %1$s.idempotency_ring SET waits_for = ARRAY("
@@ -358,7 +357,7 @@ rotate_table(Rotation *rotation)
 
 /* ---- all of them ---- */
 
-/* Records whether the ring gets new records: not as long as a table of the store needs SQL. */
+/* Records whether the ring gets new records.  It gets none while a table of the store needs SQL. */
 static void
 record_use(const Catalog *catalog)
 {
@@ -398,7 +397,7 @@ rotate_tables(void *argument)
 		if (round->rotated >= round->max_rotations || round->removed > 0)
 			return;
 		if (OidIsValid(rotation->table) && OidIsValid(store_table_subscription(rotation->table)))
-			continue;			/* who empties it, too */
+			continue;			/* the publisher empties it */
 		if (OidIsValid(rotation->table))
 			rotate_table(rotation);
 		else if (rotation->is_leaving)
@@ -409,8 +408,8 @@ rotate_tables(void *argument)
 }
 
 /*
- * Called as the owner of the store, in a transaction that is for collection alone;
- * empties tables until so many are rotated, and returns how many rows are gone.
+ * Rotates up to max_rotations tables and returns the number of removed rows.  Called
+ * as the owner of the store, in a transaction that is for collection alone.
  */
 int64
 rotate_ring(const Catalog *catalog, int max_rotations, int *rotated)

@@ -49,11 +49,11 @@ typedef struct Begin
 
 	bool		locked;			/* this try has the operation's lock */
 	TimestampTz now;
-	bool		exists;			/* the name has this row */
+	bool		exists;			/* there is a row of the name */
 	Record		row;
-	const Record *found;		/* the row; NULL: there is none, or it counts as absent */
-	bool		same_request;	/* as that of the begin before */
-	int32		lost_attempts;	/* 0 where nothing asks for them */
+	const Record *found;		/* the row; NULL: there is none, or it has expired */
+	bool		same_request;	/* the request equals that of the earlier begin */
+	int32		lost_attempts;	/* 0 without a limit for them */
 } Begin;
 
 typedef enum Verdict

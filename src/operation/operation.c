@@ -50,9 +50,9 @@ handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 
 /*
  * Notes that this transaction has ended the operation and written its row.  wakes: its
- * COMMIT wakes the sessions that wait for the lease.  What is to be forgotten is not
- * known before COMMIT: a savepoint that failed has given the lock up before its
- * transaction is rolled back and counts.
+ * COMMIT wakes the sessions that wait for the lease.  COMMIT also forgets the lost
+ * attempts, and not this function: a failed savepoint of another transaction releases the
+ * lock first, and that transaction counts its lost attempt later.
  */
 void
 handle_note_end(const Handle *handle, bool wakes)

@@ -69,7 +69,7 @@ find_tables(Oid schema, Catalog *catalog)
 	return get_rel_relkind(catalog->tables[TABLE_FENCE]) == RELKIND_SEQUENCE ? NULL : table_names[TABLE_FENCE];
 }
 
-/* The first look keeps the row of pg_class in the cache for the second one. */
+/* If the row of pg_class is found, the cache still has it for objects_require_logged(). */
 static const char *
 find_logged(const Catalog *catalog, CatalogTable table, const char *loss)
 {

@@ -240,7 +240,7 @@ store_tables_is_plain(Oid table)
 	return entry != NULL && entry->is_plain;
 }
 
-/* Has somebody seen pages of the table since the list was read?  A new file makes that anew. */
+/* True if this session has seen pages of the table.  A table that gets a new file is listed anew. */
 bool
 store_tables_had_pages(Oid table)
 {

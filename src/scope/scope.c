@@ -60,8 +60,8 @@ static Statement set_policy_1_0 = {
 };
 
 /*
- * A pattern that sets nothing.  The columns are named: of a view in place of the table,
- * others may have the owner's code.
+ * Deletes a pattern that sets nothing.  The columns are named: if a view is in the place of
+ * the table, other columns could run code of its owner.
  */
 static Statement forget_empty = {
 	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS " AND (role, " POLICY_COLUMNS ") IS NULL",

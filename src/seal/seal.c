@@ -292,9 +292,9 @@ is_sealed_with_newest(const Record *record)
 }
 
 /*
- * Prepares a record that was read, and is about to be stored again with what is sealed in
- * it.  idem_reseal may change the row in between.  It must not be undone, as the older key
- * may be removed after it: so what an older key has sealed is stored with the newest one.
+ * Prepares a record that was read and will be stored again, with what is sealed in it.
+ * Meanwhile idem_reseal may seal the row with the newest key, and then the older key may
+ * be removed.  So what an older key has sealed is opened here: it is stored with the newest.
  */
 void
 seal_keep(Record *record)

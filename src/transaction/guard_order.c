@@ -29,14 +29,14 @@
 /* how the transaction will end, as far as it is known */
 typedef enum Ending
 {
-	ENDING_UNKNOWN,				/* with a statement that does not say so */
-	ENDING_BY_COMMIT,			/* it has begun with BEGIN */
+	ENDING_UNKNOWN,				/* any statement may be the last one */
+	ENDING_BY_COMMIT,			/* it began with BEGIN, so a COMMIT comes */
 	ENDING_NOW					/* after the COMMIT command, while deferred triggers run */
 } Ending;
 
 static XactCallback guard;
-static bool (*would_refuse) (void);	/* the transaction as it is now? */
-static bool used = false;		/* by this transaction */
+static bool (*would_refuse) (void);	/* a COMMIT at this moment */
+static bool used = false;		/* this transaction began or ended an operation */
 static Ending ending = ENDING_UNKNOWN;
 
 /* registrations are numbered; the lasting one has the number 0 */
@@ -54,9 +54,8 @@ registration_of(uintptr_t number)
 
 /*
  * May a registration be removed?  From 16 on not while callbacks run: the
- * server has already read which one comes next.  While a statement of a
- * procedure runs, no callback can be running, as COMMIT takes the snapshot
- * away.
+ * server has already read which one comes next.  A portal that has a snapshot
+ * shows that none runs: COMMIT in a procedure removes the snapshot first.
  */
 static bool
 may_unregister(void)
@@ -106,7 +105,7 @@ is_nested(const QueryDesc *query)
 static void
 after_query(QueryDesc *query)
 {
-	/* asked first: what follows frees the query */
+	/* before the calls below, which free the query */
 	bool		renews = is_needed() && !is_nested(query);
 
 	if (previous_end)
@@ -131,7 +130,7 @@ around_utility(PlannedStmt *statement, const char *text, bool read_only_tree,
 			   QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
 	bool		begins = is_transaction_statement(statement, TRANS_STMT_BEGIN, TRANS_STMT_START);
-	/* one that has failed has ended for its callbacks: nothing would reset "ending" */
+	/* not if it has failed: its callbacks have run, so nothing would reset "ending" */
 	bool		ends = !IsAbortedTransactionBlockState() &&
 		is_transaction_statement(statement, TRANS_STMT_COMMIT, TRANS_STMT_PREPARE);
 
@@ -154,7 +153,7 @@ void
 guard_use(void)
 {
 	used = true;
-	/* such as a call by the fast path of the protocol: no statement ends */
+	/* a call by the fast path of the protocol: no statement will end */
 	if (ActivePortal == NULL)
 		register_last();
 }

@@ -27,7 +27,7 @@
 #include "transaction/journal.h"
 #include "transaction/rollback.h"
 
-/* as the server's source has it: translated is only what the client gets */
+/* in English, as message_id has it: the server translates only the text for the client */
 #define STATEMENT_TIMEOUT_MESSAGE "canceling statement due to statement timeout"
 
 typedef enum Cause
@@ -43,13 +43,13 @@ typedef struct Begun
 	int			count;			/* 0, 1, or 2 for several */
 	uint64		id;				/* of the one */
 	int32		limit;			/* of its lost attempts; 0: none */
-	bool		released;		/* after a savepoint, whose rollback may bring it back */
+	bool		released;		/* after a savepoint: its rollback may take the release back */
 	bool		excused;		/* the server failed a savepoint, and no other has begun since */
 } Begun;
 
 static Begun begun = {0};
 
-/* whose fault the error is that the log got last from this process since the first begin */
+/* the cause of the last error that this process reported since its first begin */
 static Cause reported = CAUSE_NONE;
 static emit_log_hook_type previous_log_hook = NULL;
 
@@ -66,8 +66,8 @@ rollback_note_begin(uint64 id, int32 limit)
 }
 
 /*
- * A release takes the begin back.  A savepoint may take back the release: then
- * another operation that is begun is the second one.
+ * A release takes the begin back.  After a savepoint it still counts: the rollback
+ * to the savepoint may take the release back.
  */
 void
 rollback_note_release(uint64 id)
@@ -92,7 +92,7 @@ is_statement_timeout(const char *message)
 	return message != NULL && strcmp(message, STATEMENT_TIMEOUT_MESSAGE) == 0;
 }
 
-/* Whose fault is an error with that message? */
+/* The cause of an error with this SQLSTATE and message. */
 static Cause
 cause_of_error(int sqlstate, const char *message)
 {
@@ -110,9 +110,9 @@ cause_of_error(int sqlstate, const char *message)
 }
 
 /*
- * Whose fault is the error that the server handles?  Where there is none, the server
- * raises an error, and with it lets interrupts come that are held off: so they are held
- * off again.
+ * The cause of the error that the server handles now; CAUSE_NONE: it handles none.
+ * Then geterrcode() itself raises an error, which resets the holdoff counts of
+ * interrupts: they are restored here.
  */
 static Cause
 cause_of_error_if_any(void)
@@ -125,7 +125,7 @@ cause_of_error_if_any(void)
 
 	PG_TRY();
 	{
-		/* what would describe the error belongs to a transaction that is gone */
+		/* the context callbacks belong to a transaction that is gone */
 		error_context_stack = NULL;
 		sqlstate = geterrcode();
 		cause = cause_of_error(sqlstate, sqlstate == ERRCODE_QUERY_CANCELED ? CopyErrorData()->message_id : NULL);
@@ -141,7 +141,7 @@ cause_of_error_if_any(void)
 	return cause;
 }
 
-/* Does the error of a statement end the transaction or the savepoint, just now? */
+/* True while the error of a statement aborts the transaction or the savepoint. */
 static bool
 is_error_of_statement(void)
 {
@@ -149,8 +149,8 @@ is_error_of_statement(void)
 }
 
 /*
- * An error after a savepoint aborts only that at once.  When the client then rolls
- * back, the error is not known any more.
+ * An error after a savepoint aborts only the savepoint at once.  The client rolls the
+ * transaction back later, and then the error is gone: so its cause is noted here.
  */
 void
 rollback_note_savepoint(SubXactEvent event)
@@ -163,7 +163,7 @@ rollback_note_savepoint(SubXactEvent event)
 		begun.excused = cause_of_error_if_any() == CAUSE_SERVER;
 }
 
-/* For processes that end with an error: then the server does not tell it any more. */
+/* For processes that end with an error: when they abort, the server has forgotten it. */
 static void
 hear_report(ErrorData *error)
 {
