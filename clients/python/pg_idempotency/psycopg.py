@@ -238,8 +238,10 @@ class AsyncPsycopgSource:
     def __init__(self, pool: Any, prepare: Optional[bool] = None) -> None:
         self.pool = pool
         self.prepare = prepare
+        owner_of(pool)
 
     async def open(self) -> AsyncPsycopgSession:
+        refuse_inherited(self.pool)
         return await AsyncPsycopgSession(self.pool.connection(), self.prepare).open()
 
     async def recover(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError, StatementError
 
+from .drive import to_its_end
 from .errors import CommitRolledBack, IdempotencyError
 from .fork import OWNERS, owner_of, refuse_inherited
 from .framework import FrameworkSession, cut
@@ -23,8 +24,12 @@ class SQLAlchemySession(FrameworkSession):
         self.has_dropped = False
         self.handle = connection
         if factory:
-            self.handle = factory(bind=connection)
-            self.keep(self.handle)
+            try:
+                self.handle = factory(bind=connection)
+                self.keep(self.handle)
+            except BaseException:
+                connection.close()
+                raise
 
     def keep(self, session: Any) -> None:
         """The work gets this Session. What it closes or takes back unflushed, such as by a framework's hook after its end,
@@ -105,9 +110,7 @@ class SQLAlchemySource:
     def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:
         self.engine = engine
         self.session = session
-        if engine.pool not in OWNERS:
-            event.listen(engine, "connect", lambda *made: owner_of(engine.pool, connects=True))
-        owner_of(engine.pool)
+        note_connections(engine)
 
     def open(self) -> SQLAlchemySession:
         refuse_inherited(self.engine.pool)
@@ -159,15 +162,22 @@ class AsyncSQLAlchemySource:
     def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:
         self.engine = engine
         self.session = session
+        note_connections(engine.sync_engine)
 
     async def open(self) -> AsyncSQLAlchemySession:
+        refuse_inherited(self.engine.pool)
         try:
-            return AsyncSQLAlchemySession(await self.engine.connect().start(), self.session)
+            connection = await self.engine.connect().start()
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
             # asyncpg's dialect passes it on as it is; the others have this class for it
             raise OperationalError("connect", None, error) from error
+        try:
+            return AsyncSQLAlchemySession(connection, self.session)
+        except BaseException:
+            await to_its_end(connection.close())
+            raise
 
     async def recover(self) -> None:
         """SQLAlchemy does so by itself."""
@@ -177,6 +187,13 @@ class AsyncSQLAlchemySource:
         connection = tx if hasattr(tx, "exec_driver_sql") else await tx.connection()
         answer: Answer = await connection.run_sync(lambda inner: fetch(inner, statement))
         return answer
+
+
+def note_connections(engine: Any) -> None:
+    """Has the guard against a fork know when the pool of an Engine has its first connection."""
+    if engine.pool not in OWNERS:
+        event.listen(engine, "connect", lambda *made: owner_of(engine.pool, connects=True))
+    owner_of(engine.pool)
 
 
 def has_changes(session: Any) -> bool:

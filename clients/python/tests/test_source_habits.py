@@ -72,6 +72,21 @@ def with_factory(idem, **options):
     return source
 
 
+@of("session+psycopg2", "session+psycopg", "session+asyncpg")
+def test_a_session_that_cannot_be_made_leaves_no_connection_in_use(case, key):
+    def fails(bind):
+        raise OSError("the factory's own")
+
+    async def test(idem, on):
+        source = with_factory(idem)
+        for source.session in (fails, lambda bind: object()):
+            with pytest.raises(Exception) as raised:
+                await idem.transaction(key, None, plain)
+            assert "own" in str(raised.value) or source.session is not fails
+            assert source.engine.pool.checkedout() == 0
+    case(test)
+
+
 @pytest.mark.parametrize("flushes", [False, True])
 @of("session+psycopg2", "session+psycopg")
 def test_a_session_that_writes_by_another_connection_is_refused(case, key, effects, flushes):
@@ -267,7 +282,7 @@ def in_child(idem, key, prepare=lambda source: None, fork=os.fork):
     if child == 0:
         with contextlib.suppress(BaseException), open(writes, "w") as out:
             try:
-                prepare(idem.idem.driver.source)
+                prepare(getattr(idem, "idem", idem).driver.source)
                 kinds.finish(idem.transaction(key, None, plain))
                 out.write("done")
             except Exception as error:
@@ -284,7 +299,7 @@ forks = pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=
 
 
 @forks
-@of("psycopg", "connection+psycopg2", "session+psycopg2")
+@of("psycopg", "async psycopg", "connection+psycopg2", "session+psycopg2", "session+psycopg")
 def test_a_pool_from_before_a_fork_is_refused(case, key, fork):
     async def test(idem, on):
         await idem.transaction(key, None, plain)
