@@ -92,10 +92,15 @@ class PgConnection {
   #ended = false
   /** @type {Promise<unknown> | undefined} */
   #cancelled
+  // Whether a transaction is open, as the server said at the end of the last statement.
+  #status
+  #ready = ({ status }) => { this.#status = status }
 
   constructor(client) {
     this.#client = client
     watch(client)
+    // before the client's own listener, which may run the work
+    client.connection.prependListener('readyForQuery', this.#ready)
     this.tx = this.#guarded()
   }
 
@@ -118,6 +123,7 @@ class PgConnection {
   close(broken) {
     if (this.#closed) return
     this.#closed = true
+    this.#client.connection.off('readyForQuery', this.#ready)
     if (this.#cancelled) this.#cancelled.then(() => this.#client.release(broken))
     else this.#client.release(broken)
   }
@@ -144,9 +150,10 @@ class PgConnection {
   }
 
   // The client, for as long as the transaction is open. A statement that came later would run outside of
-  // it, on a connection that somebody else has taken from the pool.
+  // it, on a connection that somebody else has taken from the pool. Where the work has ended the transaction, as a Kysely
+  // does that opens one of its own, it would commit by itself, and again with each attempt.
   #guarded() {
-    const query = (...args) => this.#ended ? refuse(args) : this.#client.query(...args)
+    const query = (...args) => this.#ended || this.#status === 'I' ? refuse(args) : this.#client.query(...args)
     const own = { query, release: notYours, end: notYours }
     return new Proxy(this.#client, {
       get(client, property) {

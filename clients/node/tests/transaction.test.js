@@ -388,6 +388,29 @@ test('a statement that work did not wait for cannot run outside of the transacti
   assert.deepEqual([processes.size, await effects(pool, key)], [1, 0])
 })
 
+test('a statement behind a ROLLBACK or a COMMIT of the work does not commit by itself', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const styles = [
+    (work) => idempotency.transaction(key, null, work),
+    (work) => idempotency.lease(newKey(), null, () => new Completion(1, work)),
+    (work) => idempotency.batch(({ tx }) => work(tx)),
+  ]
+  for (const style of styles) {
+    await assert.rejects(style(async (tx) => {
+      await effect(tx, key)
+      await tx.query('ROLLBACK')
+      await effect(tx, key)
+    }), { code: '25P01' })
+  }
+  await assert.rejects(idempotency.transaction(key, null, async (tx) => {
+    await tx.query('COMMIT').catch(() => {})
+    await effect(tx, key)
+  }), { code: '25P01' })
+  assert.equal(await effects(pool, key), 0)
+  assert.equal(await stored(pool, key), undefined)
+})
+
 test('a connection goes back after an error of the server, and is ended where that is not certain', async () => {
   for (const [code, statement, transaction] of [['22012', false, true], ['57P01', true, true], [undefined, true, true]]) {
     const broken = []

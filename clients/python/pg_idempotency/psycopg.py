@@ -1,7 +1,7 @@
 """Connections of psycopg 3, from a pool or made anew, sync and async.
 
-The package sends BEGIN itself, past psycopg, which sends none of its own in a transaction. The one setting that is
-changed is kept by psycopg, not by the server, and is put back.
+The package sends BEGIN itself, past psycopg, which sends none of its own in a transaction. The two settings that are
+changed are kept by psycopg, not by the server, and are put back.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ def refuse_transaction(connection: Any) -> None:
         raise psycopg.ProgrammingError(f"the connection is not free: its transaction status is {TransactionStatus(status).name}")
 
 
+def is_idle(connection: Any) -> bool:
+    return bool(connection.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def commits_by_itself(connection: Any) -> bool:
+    """Whether what comes behind a ``rollback()`` of the work would stay, and be there once more after the retry."""
+    return bool(connection.autocommit) and is_idle(connection)
+
+
 def may_prepare(asked: Optional[bool], prepared: Prepared) -> bool:
     """Whether psycopg may prepare statements of the work: as the user says, or where no pooler is in between."""
     return bool(prepared.direct) if asked is None else asked
@@ -75,7 +84,10 @@ class PsycopgSession:
         try:
             refuse_transaction(self.handle)
             self.threshold = self.handle.prepare_threshold
+            self.autocommit = commits_by_itself(self.handle)
             self.prepared = Prepared.on(self.handle)
+            if self.autocommit:
+                self.handle.autocommit = False
             if not may_prepare(prepare, self.prepared):
                 self.handle.prepare_threshold = None
         except BaseException as error:
@@ -90,6 +102,8 @@ class PsycopgSession:
 
     def close(self) -> None:
         self.handle.prepare_threshold = self.threshold
+        if self.autocommit and is_idle(self.handle):
+            self.handle.autocommit = True
         self.manager.__exit__(None, None, None)
 
     def cut(self) -> None:
@@ -187,6 +201,9 @@ class AsyncPsycopgSession:
         try:
             refuse_transaction(self.handle)
             self.threshold = self.handle.prepare_threshold
+            self.autocommit = commits_by_itself(self.handle)
+            if self.autocommit:
+                await self.handle.set_autocommit(False)
             self.request = cancel_request(self.handle)
             self.prepared = Prepared.on(self.handle)
             if not may_prepare(self.prepare, self.prepared):
@@ -204,6 +221,8 @@ class AsyncPsycopgSession:
 
     async def close(self) -> None:
         self.handle.prepare_threshold = self.threshold
+        if self.autocommit and is_idle(self.handle):
+            await self.handle.set_autocommit(True)
         await self.manager.__aexit__(None, None, None)
 
     def cut(self) -> None:

@@ -143,6 +143,40 @@ def test_a_session_that_is_closed_in_a_savepoint_of_its_own_does_not_pass_as_suc
 
 
 @of("psycopg", "async psycopg")
+def test_what_comes_behind_a_rollback_of_the_work_does_not_stay(case, key, effects):
+    """Also where the pool gives connections that commit by themselves, and gets them back so."""
+    async def test(idem, on):
+        async def set_autocommit(connection):
+            await kinds.awaited(connection.set_autocommit(True))
+
+        async def leaves(tx, operation):
+            await kinds.awaited(tx.rollback())
+            await on.insert(tx, key)
+
+        async def broken(tx, operation):
+            await kinds.awaited(tx.close())
+            raise KeyError("the work's own")
+
+        async def state():
+            connection = await kinds.awaited(pool.getconn())
+            await kinds.awaited(pool.putconn(connection))
+            return connection.autocommit
+        pool = getattr(idem, "idem", idem).driver.source.pool
+        connection = await kinds.awaited(pool.getconn())
+        await set_autocommit(connection)
+        await kinds.awaited(pool.putconn(connection))
+        for _ in range(2):
+            with pytest.raises(psycopg.DatabaseError, match="not owned"):
+                await idem.transaction(key, None, leaves)
+        await idem.transaction(key, None, plain)
+        assert await state()
+        with pytest.raises(KeyError):
+            await idem.transaction(key + "x", None, broken)
+    case(test, size=1)
+    assert effects() == 0
+
+
+@of("psycopg", "async psycopg")
 def test_connections_come_back_as_they_were(case, key):
     async def test(idem, on):
         async def breaks(tx, operation):
