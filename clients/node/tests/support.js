@@ -46,6 +46,12 @@ export async function expire(pool, key) {
   assert.equal(rowCount, 1)
 }
 
+/** The work of a lease has failed, and the lease is over. */
+export async function abandoned(pool, idempotency, key) {
+  await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('lost') }), TypeError)
+  await expire(pool, key)
+}
+
 /** The port of a server that begins to listen, and ends with the test `t`. */
 export async function portOf(t, server) {
   if (!server.listening) await once(server, 'listening')
