@@ -96,20 +96,21 @@ bulk_sweep(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,
 	};
 	int64		removed;
 	int64		fence;
-	Datum		position;
+	Datum		value;
 	bool		is_null;
 
 	sweep_pages.store_table = table;
 	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
-	position = statement_column(0, 2, &is_null);
+	value = statement_column(0, 2, &is_null);
 	if (removed < max_rows)
 		*from = *end;
 	else
-		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(position)), 0);
-	fence = DatumGetInt64(statement_column(0, 3, &is_null));
+		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(value)), 0);
+	value = statement_column(0, 3, &is_null);
+	fence = is_null ? NO_FENCE : DatumGetInt64(value);
 	statement_finish();
-	if (!is_null)
+	if (fence != NO_FENCE)
 		fence_keep_if_free(fence);
 	return removed;
 }
