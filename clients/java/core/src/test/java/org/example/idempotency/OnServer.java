@@ -1,7 +1,10 @@
 package org.example.idempotency;
 
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
 import com.zaxxer.hikari.HikariConfig;
 import com.zaxxer.hikari.HikariDataSource;
+import java.io.IOException;
 import java.sql.Connection;
 import java.sql.ResultSet;
 import java.sql.SQLException;
@@ -80,5 +83,36 @@ abstract class OnServer {
             row.next();
             return row.getString(1);
         }
+    }
+
+    /** What leased work gives that leaves the effect. */
+    Completion done() {
+        return new Completion(Response.of(201, "{\"id\": 1}"), this::effect);
+    }
+
+    static void effect(Connection connection, String own) throws SQLException {
+        execute(connection, "INSERT INTO effect VALUES ('" + own + "')");
+    }
+
+    int effects(String own) throws SQLException {
+        return Integer.parseInt(one("SELECT count(*) FROM effect WHERE key = '" + own + "'"));
+    }
+
+    /** The lease of an operation is over, as if its time had passed. */
+    void runOut(String own) throws SQLException {
+        sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + own + "'");
+    }
+
+    /** The work of a lease fails, so that the next attempt has to find out what it did. */
+    void abandon(String own) {
+        assertThrows(IOException.class, () -> once.lease(Call.of(own), lease -> {
+            throw new IOException("died");
+        }));
+    }
+
+    /** Work in a transaction, which leaves the effect. */
+    Response work(Connection connection) throws SQLException {
+        effect(connection);
+        return Response.of(201, "{\"id\": 1}");
     }
 }
