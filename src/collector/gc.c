@@ -77,7 +77,8 @@ swept_pages(const Catalog *catalog)
 {
 	BlockNumber pages = 0;
 
-	if (catalog->store_kind != STORE_DISTRIBUTED && OidIsValid(store_table_subscription(catalog->tables[TABLE_STORE])))
+	if (catalog->store_kind != STORE_DISTRIBUTED &&
+		OidIsValid(store_table_subscription(catalog->tables[TABLE_STORE], catalog->store_owner)))
 		return 0;
 	for (int i = 0; i < kind_swept_tables(catalog); i++)
 		pages += bulk_pages(kind_swept_table(catalog, i));
@@ -176,7 +177,8 @@ log_who_collects(const Catalog *catalog, TimestampTz swept_at)
 		return;
 	for (int i = 0; i < store_tables_count(); i++)
 	{
-		char	   *subscription = get_subscription_name(store_table_subscription(store_tables_get(i)->oid), true);
+		Oid			table = store_tables_get(i)->oid;
+		char	   *subscription = get_subscription_name(store_table_subscription(table, catalog->store_owner), true);
 
 		if (subscription == NULL)
 			continue;

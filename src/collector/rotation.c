@@ -396,7 +396,8 @@ rotate_tables(void *argument)
 
 		if (round->rotated >= round->max_rotations || round->removed > 0)
 			return;
-		if (OidIsValid(rotation->table) && OidIsValid(store_table_subscription(rotation->table)))
+		if (OidIsValid(rotation->table) &&
+			OidIsValid(store_table_subscription(rotation->table, round->catalog->store_owner)))
 			continue;			/* the publisher empties it */
 		if (OidIsValid(rotation->table))
 			rotate_table(rotation);

@@ -14,9 +14,11 @@
 #include "catalog/index.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_subscription.h"
 #include "catalog/pg_subscription_rel.h"
 #include "nodes/pg_list.h"
 #include "storage/lockdefs.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
@@ -319,21 +321,42 @@ store_tables_have_key(const char *schema, const char *table, const char *name)
 	return false;
 }
 
-/* The subscription that fills it: its rows come from a publisher. */
+/* Who may subscribe may name any table, but writes only those that he has a right to. */
+static bool
+may_fill(Oid subscription, Oid table, Oid owner)
+{
+	HeapTuple	row = SearchSysCache1(SUBSCRIPTIONOID, ObjectIdGetDatum(subscription));
+	bool		is_missing = false;
+	Oid			writer;
+
+	if (!HeapTupleIsValid(row))
+		return false;
+	writer = ((Form_pg_subscription) GETSTRUCT(row))->subowner;
+	ReleaseSysCache(row);
+	return is_member_of_role(writer, owner) ||
+		pg_class_aclcheck_ext(table, writer, ACL_INSERT, &is_missing) == ACLCHECK_OK;
+}
+
+/* The subscription that fills a table of this owner: its rows come from a publisher. */
 Oid
-store_table_subscription(Oid table)
+store_table_subscription(Oid table, Oid owner)
 {
 	Relation	catalog = table_open(SubscriptionRelRelationId, AccessShareLock);
 	SysScanDesc scan;
 	ScanKeyData key;
 	HeapTuple	tuple;
-	Oid			subscription;
+	Oid			found = InvalidOid;
 
 	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(table));
 	scan = systable_beginscan(catalog, SubscriptionRelSrrelidSrsubidIndexId, true, NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	subscription = HeapTupleIsValid(tuple) ? ((Form_pg_subscription_rel) GETSTRUCT(tuple))->srsubid : InvalidOid;
+	while (!OidIsValid(found) && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Oid			subscription = ((Form_pg_subscription_rel) GETSTRUCT(tuple))->srsubid;
+
+		if (may_fill(subscription, table, owner))
+			found = subscription;
+	}
 	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
-	return subscription;
+	return found;
 }

@@ -34,6 +34,6 @@ extern Oid	store_tables_for(TimestampTz expires_at);
 extern bool store_tables_include(Oid relation);
 extern bool store_tables_include_schema(uint32 hash);
 extern bool store_tables_have_key(const char *schema, const char *table, const char *name);
-extern Oid	store_table_subscription(Oid table);
+extern Oid	store_table_subscription(Oid table, Oid owner);
 
 #endif							/* IDEM_STORE_TABLES_H */

@@ -169,4 +169,28 @@ is(sqlstate($subscriber, "SELECT idem_complete('leased', fence => $fence)"), 'ID
 $subscriber->safe_psql('postgres', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour' WHERE idempotency_key = 'again'});
 is($subscriber->safe_psql('postgres', 'SELECT idem_gc()'), '1', 'from then on it collects itself');
 
+# Whoever may subscribe may name any table. To a publisher of somebody who may not write the store, nothing is left.
+$subscriber->safe_psql('postgres', 'CREATE ROLE eve');
+for my $database (qw(postgres managed))
+{
+	my $publication = $database eq 'managed' ? 'managed' : 'all_of_it';
+	my $collected = sub {
+		$subscriber->safe_psql($database, q{INSERT INTO idempotency_store (idempotency_key, status, expires_at) VALUES ('old', 'COMPLETED', now() - interval '1 hour')
+			ON CONFLICT DO NOTHING});
+		return $subscriber->safe_psql($database, 'SELECT idem_gc()');
+	};
+
+	$subscriber->safe_psql($database, <<"SQL");
+ALTER ROLE eve SUPERUSER;
+SET ROLE eve;
+CREATE SUBSCRIPTION of_eve_$database CONNECTION '@{[ $publisher->connstr($database) =~ s{'}{''}gr ]}' PUBLICATION $publication WITH (enabled = false);
+ALTER ROLE eve NOSUPERUSER;
+SQL
+	is($subscriber->safe_psql($database, q{SELECT count(*) FROM pg_subscription_rel WHERE srrelid = 'idempotency_store'::regclass}), '1', "$database: eve names the store");
+	is($collected->(), '1', "$database: a stranger's subscription does not keep it from being collected");
+	$subscriber->safe_psql($database, 'GRANT INSERT ON idempotency_store TO eve');
+	is($collected->(), '0', "$database: that of somebody who may write the store does");
+	$subscriber->safe_psql($database, "DROP SUBSCRIPTION of_eve_$database");
+}
+
 done_testing();
