@@ -60,7 +60,15 @@ export class CommitRolledBack extends IdempotencyError {
 
 /** The error of a statement that comes when its transaction has ended. */
 export function ended() {
-  return new IdempotencyError('the transaction has ended: await every statement of the work, and send no COMMIT or ROLLBACK', { code: '25P01' })
+  return new IdempotencyError('the transaction has ended: await every statement of the work', { code: '25P01' })
+}
+
+/**
+ * The error where the transaction has ended before the work.
+ * @param {unknown} [cause]
+ */
+export function left(cause) {
+  return new NotOwned('the work, or its writes, ended their transaction', { code: 'ID404', cause })
 }
 
 /** What an attempt that was taken over did outside is not known. Try again after `retryAfter` milliseconds. */

@@ -1,7 +1,7 @@
 // node-postgres: how the package gets a connection, sends statements, and gives the connection back. A
 // source of connections is anything with `acquire()`; postgres.js has one of its own.
 import net from 'node:net'
-import { ConnectionLost, IdempotencyError, ended, sqlstate } from './errors.js'
+import { ConnectionLost, IdempotencyError, ended, left, sqlstate } from './errors.js'
 import { Pipeline } from './pipeline.js'
 import { Prepared } from './prepared.js'
 
@@ -153,7 +153,10 @@ class PgConnection {
   // it, on a connection that somebody else has taken from the pool. Where the work has ended the transaction, as a Kysely
   // does that opens one of its own, it would commit by itself, and again with each attempt.
   #guarded() {
-    const query = (...args) => this.#ended || this.#status === 'I' ? refuse(args) : this.#client.query(...args)
+    const query = (...args) => {
+      if (this.#ended) return refuse(args, ended())
+      return this.#status === 'I' ? refuse(args, left()) : this.#client.query(...args)
+    }
     const own = { query, release: notYours, end: notYours }
     return new Proxy(this.#client, {
       get(client, property) {
@@ -178,8 +181,7 @@ function sendCancel({ host, port, processID, secretKey }) {
 
 const AS_TEXT = { getTypeParser: () => (value) => value }
 
-function refuse(args) {
-  const error = ended()
+function refuse(args, error) {
   const callback = args.find((arg) => typeof arg === 'function')
   if (!callback) return Promise.reject(error)
   process.nextTick(callback, error)

@@ -1,7 +1,7 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
 import {
-  CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, NotOwned, sqlstate, translated, translatedBegin, unreadDuration,
+  CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, left, sqlstate, translated, translatedBegin, unreadDuration,
 } from './errors.js'
 import { toInterval, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
@@ -138,7 +138,7 @@ export async function commit(connection, statements, send = (all) => connection.
   } catch (error) {
     const state = sqlstate(error)
     if (state === '25P02') throw rolledBack(error)
-    if (state === '25P01' || state === '3B001') throw new NotOwned('the work, or its writes, ended their transaction', { code: 'ID404', cause: error })
+    if (state === '25P01' || state === '3B001') throw left(error)
     throw translated(unreadDuration(error, statements))
   }
   if (answers.at(-1)?.tag !== 'COMMIT') throw rolledBack(undefined)
