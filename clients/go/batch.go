@@ -15,7 +15,8 @@ import (
 // give them to CompleteMany, and commit: COMMIT is refused while one is open.
 // After 40001, 40P01 or a lost connection begin the whole again: see Transient. But if
 // none was Acquired, not after a COMMIT whose answer was lost: your writes might be made twice.
-func (c *Client[Tx]) BeginMany(ctx context.Context, tx Tx, keys []string, requests []any, options ...Option) ([]Operation, error) {
+func (c *Client[Tx]) BeginMany(ctx context.Context, tx Tx, keys []string, requests []any,
+	options ...Option) ([]Operation, error) {
 	call, err := c.newCall("", nil, options)
 	if err != nil {
 		return nil, err

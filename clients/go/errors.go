@@ -181,7 +181,8 @@ func ofBegin(err error) error {
 // connection is gone.
 func isSocketError(err error) bool {
 	var operation *net.OpError
-	return errors.As(err, &operation) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.As(err, &operation) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 func isContextError(err error) bool {

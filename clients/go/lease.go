@@ -73,7 +73,8 @@ func Unknown(retryAfter time.Duration) Reconciled { return Reconciled{retryAfter
 // If TakenOver, and there is a reconcile function (WithReconcile), it decides: see
 // Reconciled. Errors: as of Transaction, and ErrLeaseLost, ErrUnknown,
 // ErrUnstorable.
-func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work LeasedWork[Tx], options ...Option) (*Result, error) {
+func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work LeasedWork[Tx],
+	options ...Option) (*Result, error) {
 	call, err := c.newCall(key, request, options)
 	if err != nil {
 		return nil, err
@@ -296,10 +297,11 @@ func (h *holding[Tx]) complete(ctx context.Context, completion Completion[Tx]) (
 		}
 		// The end comes first: a stale fence is refused before anything is written. The savepoint is for the writes that end
 		// the transaction: they may roll the end back, and COMMIT would not say so.
-		return c.inTransaction(ctx, h.call.level, append(closing, Statement{SQL: setSavepoint}), asItIs, func(tx Tx, _ []Row) ([]Statement, error) {
-			written = true
-			return []Statement{{SQL: endSavepoint}}, completion.Writes(ctx, tx)
-		})
+		return c.inTransaction(ctx, h.call.level, append(closing, Statement{SQL: setSavepoint}), asItIs,
+			func(tx Tx, _ []Row) ([]Statement, error) {
+				written = true
+				return []Statement{{SQL: endSavepoint}}, completion.Writes(ctx, tx)
+			})
 	})
 	h.refused = !written && isOfAnswer(err)
 	return result, err
@@ -318,7 +320,8 @@ func (h *holding[Tx]) closing(of func() (*Result, []Statement, error)) (result *
 // isOfAnswer: the server does not take it, as it cannot read it, or it is more than it holds.
 func isOfAnswer(err error) bool {
 	state := SQLState(err)
-	return errors.Is(err, ErrTooLarge) || errors.Is(err, ErrBadArgument) || strings.HasPrefix(state, "22") || strings.HasPrefix(state, "54")
+	return errors.Is(err, ErrTooLarge) || errors.Is(err, ErrBadArgument) || strings.HasPrefix(state, "22") ||
+		strings.HasPrefix(state, "54")
 }
 
 // codeWithoutAnswer is the code of what is stored in place of an answer that cannot be.

@@ -30,7 +30,8 @@ const rollbackTimeout = 5 * time.Second
 // lost connection repeat the whole, work included, at most Retry.Attempts times;
 // then the last error is returned. Other errors: ErrBadArgument, ErrForbidden,
 // ErrTooLarge, ErrNotReady, ErrCommitRolledBack, ErrNotOwned, and those of the driver.
-func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, work Work[Tx], options ...Option) (*Result, error) {
+func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, work Work[Tx],
+	options ...Option) (*Result, error) {
 	call, err := c.newCall(key, request, options)
 	if err != nil {
 		return nil, err
@@ -160,9 +161,10 @@ func (c *Client[Tx]) Run(ctx context.Context, work func(ctx context.Context, tx 
 	if err != nil {
 		return err
 	}
-	_, err = unmarked(c.inTransaction(ctx, call.level, []Statement{{SQL: setSavepoint}}, asItIs, func(tx Tx, _ []Row) ([]Statement, error) {
-		return []Statement{{SQL: endSavepoint}}, work(ctx, tx)
-	}))
+	_, err = unmarked(c.inTransaction(ctx, call.level, []Statement{{SQL: setSavepoint}}, asItIs,
+		func(tx Tx, _ []Row) ([]Statement, error) {
+			return []Statement{{SQL: endSavepoint}}, work(ctx, tx)
+		}))
 	return err
 }
 

@@ -107,9 +107,11 @@ func TestRepeats(t *testing.T) {
 // A pause is the backoff at least, so that "0" or the date of a clock that is slow lets nobody
 // call without a pause; and a time that is too long for a Duration is the longest pause.
 func TestPauses(t *testing.T) {
-	for value, want := range map[string]time.Duration{"0": 0, "Thu, 01 Jan 2026 00:00:00 GMT": 0, "-7": 0, "10000000000": time.Minute} {
+	for value, want := range map[string]time.Duration{"0": 0, "Thu, 01 Jan 2026 00:00:00 GMT": 0, "-7": 0,
+		"10000000000": time.Minute} {
 		clock := &instant{}
-		s := &service{answers: []func(http.ResponseWriter){status(425, "Retry-After", value, "Idempotency-Replayed", "true"), status(201)}}
+		s := &service{answers: []func(http.ResponseWriter){status(425, "Retry-After", value, "Idempotency-Replayed",
+			"true"), status(201)}}
 		response, err := do(t, s, &caller.Caller{Store: &caller.MemoryStore{}, Clock: clock})
 		if err != nil || response.StatusCode != 201 || clock.slept[0] <= want-1 || want == 0 && clock.slept[0] == 0 {
 			t.Errorf("%q: %v, slept %v", value, err, clock.slept)
@@ -172,7 +174,8 @@ func TestRedirects(t *testing.T) {
 
 func TestTheClientsOwnCheckOfRedirects(t *testing.T) {
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	response, err := do(t, http.RedirectHandler("/there", http.StatusTemporaryRedirect), &caller.Caller{Store: &caller.MemoryStore{}, Client: client})
+	response, err := do(t, http.RedirectHandler("/there", http.StatusTemporaryRedirect),
+		&caller.Caller{Store: &caller.MemoryStore{}, Client: client})
 	if err != nil || response.StatusCode != 307 || response.Request.URL.Path != "" {
 		t.Fatal(response, err)
 	}
@@ -224,7 +227,8 @@ func TestNoURL(t *testing.T) {
 		answering := &transport{Reader: strings.NewReader("text")}
 		own := &caller.Caller{Store: &caller.MemoryStore{}, Client: &http.Client{Transport: answering}}
 		request.Header, request.Body, request.GetBody = nil, http.NoBody, nil // as net/http takes it, too
-		if response, err := own.Do(context.Background(), "pay", request); err != nil || response.StatusCode != 201 || answering.open != 0 {
+		if response, err := own.Do(context.Background(), "pay", request); err != nil ||
+			response.StatusCode != 201 || answering.open != 0 {
 			t.Error(target, err, answering.open)
 		}
 	}

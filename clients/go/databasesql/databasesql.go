@@ -42,7 +42,8 @@ func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]id
 	return query(ctx, c.db, statement)
 }
 
-func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements ...idempotency.Statement) ([]idempotency.Row, error) {
+func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel,
+	statements ...idempotency.Statement) ([]idempotency.Row, error) {
 	var err error
 	c.tx, err = bounded.Call(ctx, func() (*sql.Tx, error) {
 		return c.db.BeginTx(ctx, &sql.TxOptions{Isolation: level})

@@ -49,9 +49,10 @@ func Transaction[Tx any](m *idemhttp.Middleware[Tx], handler Handler[Tx]) gin.Ha
 func Lease[Tx any](m *idemhttp.Middleware[Tx], handler LeaseHandler[Tx], options ...idempotency.Option) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		own := c.Copy()
-		m.ServeLease(c.Writer, c.Request, c.FullPath(), func(r *http.Request, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			return handler(copyOf(own, r), o)
-		}, options...)
+		m.ServeLease(c.Writer, c.Request, c.FullPath(),
+			func(r *http.Request, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+				return handler(copyOf(own, r), o)
+			}, options...)
 		c.Abort()
 	}
 }

@@ -46,7 +46,8 @@ func TestAFinishedAnswerStaysAsItIs(t *testing.T) {
 	a, err := r.finish()
 	_, _ = r.Write([]byte("late"))
 	r.Header().Set("X-Late", "1")
-	if err != nil || string(a.body) != "sent" || a.header.Get("Content-Type") != "text/plain; charset=utf-8" || a.header.Get("X-Late") != "" {
+	if err != nil || string(a.body) != "sent" || a.header.Get("Content-Type") != "text/plain; charset=utf-8" ||
+		a.header.Get("X-Late") != "" {
 		t.Error(a, err)
 	}
 }

@@ -69,7 +69,8 @@ func (m *Middleware[Tx]) ServeTransaction(w http.ResponseWriter, r *http.Request
 }
 
 // ServeLease serves one request. It is for adapters of other frameworks.
-func (m *Middleware[Tx]) ServeLease(w http.ResponseWriter, r *http.Request, route string, handler LeaseHandler[Tx], options ...idempotency.Option) {
+func (m *Middleware[Tx]) ServeLease(w http.ResponseWriter, r *http.Request, route string, handler LeaseHandler[Tx],
+	options ...idempotency.Option) {
 	m.serve(w, r, route, func(ctx context.Context, e *exchange) (*answer, error) {
 		if e.key == "" {
 			return m.runWithoutKey(ctx, e, handler)
@@ -98,7 +99,8 @@ func (e *exchange) with(ctx context.Context) *http.Request {
 	return r
 }
 
-func (m *Middleware[Tx]) serve(w http.ResponseWriter, r *http.Request, route string, run func(context.Context, *exchange) (*answer, error)) {
+func (m *Middleware[Tx]) serve(w http.ResponseWriter, r *http.Request, route string,
+	run func(context.Context, *exchange) (*answer, error)) {
 	e, err := m.receive(w, r, route)
 	if err != nil {
 		m.refuse(r, err).send(w, r)

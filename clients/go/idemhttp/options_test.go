@@ -69,7 +69,8 @@ func TestProblems(t *testing.T) {
 		state("40001"): 503, state("23505"): 500, errors.New("any"): 500, error(&idempotency.UnknownError{}): 503,
 	} {
 		problem := problemOf(fmt.Errorf("secret: %w", err), "Own-Key")
-		if problem.Status != want || problem.Title == "" || problem.Detail == "" || (problem.RetryAfter > 0) != (want == 409 || want == 503) {
+		if problem.Status != want || problem.Title == "" || problem.Detail == "" ||
+			(problem.RetryAfter > 0) != (want == 409 || want == 503) {
 			t.Errorf("%v: %+v", err, problem)
 		}
 	}

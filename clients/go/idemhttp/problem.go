@@ -49,7 +49,8 @@ func problemOf(err error, header string) *Problem {
 	case errors.Is(err, errNoKey):
 		return problem(400, header+" is missing", "This request needs a key that is new for each new request.", 0)
 	case errors.Is(err, errTwoKeys), errors.Is(err, errMalformedKey):
-		return problem(400, header+" is malformed", "The request needs one idempotency key: 1 to 255 characters of ASCII, in double quotes.", 0)
+		return problem(400, header+" is malformed",
+			"The request needs one idempotency key: 1 to 255 characters of ASCII, in double quotes.", 0)
 	case errors.Is(err, errNobody):
 		return problem(401, "Authentication is required", "It is not known who asks.", 0)
 	case errors.Is(err, errRequestBroken), errors.Is(err, errBodyUnclear):

@@ -34,7 +34,8 @@ func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
 	case keep.As == Discarded, keep.As == Released:
 		return stored, &discarded{a, keep.As == Released}
 	case keep.As == Failure:
-		return stored, &idempotency.Declined{Response: stored, RetryAfter: retry.After(a.header.Get("Retry-After"), m.client.Clock().Now())}
+		return stored, &idempotency.Declined{Response: stored,
+			RetryAfter: retry.After(a.header.Get("Retry-After"), m.client.Clock().Now())}
 	}
 	return stored, nil
 }
@@ -50,7 +51,8 @@ func declined(refusal *idempotency.Declined) (*answer, error) {
 
 // record calls a handler once. It returns its answer, whether or not it is an
 // error of the transaction.
-func (m *Middleware[Tx]) record(e *exchange, ctx context.Context, tx Tx, handler Handler[Tx]) (*answer, idempotency.Response, error) {
+func (m *Middleware[Tx]) record(e *exchange, ctx context.Context, tx Tx,
+	handler Handler[Tx]) (*answer, idempotency.Response, error) {
 	recorder := newRecorder(m.options.MaxResponse)
 	err := safe.Call(func() error { return handler(recorder, e.with(ctx), tx) })
 	var refusal *idempotency.Declined
@@ -93,13 +95,14 @@ func (m *Middleware[Tx]) decline(refusal *idempotency.Declined) (*answer, idempo
 
 func (m *Middleware[Tx]) transact(ctx context.Context, e *exchange, handler Handler[Tx]) (*answer, error) {
 	var fresh *answer
-	result, err := m.client.Transaction(ctx, e.key, e.print, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-		a, stored, err := m.record(e, ctx, tx, handler)
-		if fresh = a; a == nil {
-			err = m.refusal(ctx, e, err)
-		}
-		return stored, err
-	}, m.callOptions(e)...)
+	result, err := m.client.Transaction(ctx, e.key, e.print,
+		func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			a, stored, err := m.record(e, ctx, tx, handler)
+			if fresh = a; a == nil {
+				err = m.refusal(ctx, e, err)
+			}
+			return stored, err
+		}, m.callOptions(e)...)
 	return m.conclude(ctx, e, result, err, fresh)
 }
 
@@ -124,7 +127,8 @@ func (m *Middleware[Tx]) callOptions(e *exchange, more ...idempotency.Option) []
 }
 
 // conclude chooses between the answer of this run and the stored one.
-func (m *Middleware[Tx]) conclude(ctx context.Context, e *exchange, result *idempotency.Result, err error, fresh *answer) (*answer, error) {
+func (m *Middleware[Tx]) conclude(ctx context.Context, e *exchange, result *idempotency.Result, err error,
+	fresh *answer) (*answer, error) {
 	var unstored *discarded
 	switch {
 	case errors.As(err, &unstored):
@@ -150,25 +154,28 @@ func (m *Middleware[Tx]) setLifetime(ctx context.Context, e *exchange, a *answer
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if until, err := m.client.ExpiresAt(ctx, e.key, m.callOptions(e)...); err == nil && !until.IsZero() && until.UTC().Year() < 10000 {
+	if until, err := m.client.ExpiresAt(ctx, e.key, m.callOptions(e)...); err == nil && !until.IsZero() &&
+		until.UTC().Year() < 10000 {
 		a.header.Set(m.options.Lifetime, until.UTC().Format(http.TimeFormat))
 	}
 }
 
-func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHandler[Tx], options []idempotency.Option) (*answer, error) {
+func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHandler[Tx],
+	options []idempotency.Option) (*answer, error) {
 	var fresh *answer
-	result, err := m.client.Lease(ctx, e.key, e.print, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		completion, a, err := m.complete(ctx, e, o, handler)
-		fresh = a
-		var wrong *unsent
-		if errors.As(err, &wrong) {
-			completion.Response, err = wrong.response(), nil
-		}
-		if completion.Writes != nil {
-			completion.Writes = m.leasedWrites(completion.Writes, &fresh)
-		}
-		return completion, err
-	}, append(m.callOptions(e, options...), m.reconcileCheck(e))...)
+	result, err := m.client.Lease(ctx, e.key, e.print,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			completion, a, err := m.complete(ctx, e, o, handler)
+			fresh = a
+			var wrong *unsent
+			if errors.As(err, &wrong) {
+				completion.Response, err = wrong.response(), nil
+			}
+			if completion.Writes != nil {
+				completion.Writes = m.leasedWrites(completion.Writes, &fresh)
+			}
+			return completion, err
+		}, append(m.callOptions(e, options...), m.reconcileCheck(e))...)
 	var wrong *unsent
 	switch {
 	case errors.As(err, &wrong):
@@ -297,7 +304,8 @@ func (m *Middleware[Tx]) transactWithoutKey(ctx context.Context, e *exchange, ha
 }
 
 func (m *Middleware[Tx]) runWithoutKey(ctx context.Context, e *exchange, handler LeaseHandler[Tx]) (*answer, error) {
-	completion, fresh, err := m.complete(ctx, e, idempotency.Operation{Outcome: idempotency.Acquired, Scope: e.scope, Attempt: 1}, handler)
+	completion, fresh, err := m.complete(ctx, e,
+		idempotency.Operation{Outcome: idempotency.Acquired, Scope: e.scope, Attempt: 1}, handler)
 	if err == nil && completion.Writes != nil {
 		err = m.client.Run(ctx, m.writes(completion.Writes, &fresh), m.options.Call...)
 	}

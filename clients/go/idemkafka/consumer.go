@@ -54,7 +54,8 @@ type consumer struct {
 // finishes the messages under way, and returns nil; close the group then. It returns
 // an error if sarama cannot go on. producer sends the dead letters: let it wait for
 // all replicas (Producer.RequiredAcks).
-func Consume[Tx any](ctx context.Context, group sarama.ConsumerGroup, producer sarama.SyncProducer, client *idempotency.Client[Tx], options Options) error {
+func Consume[Tx any](ctx context.Context, group sarama.ConsumerGroup, producer sarama.SyncProducer,
+	client *idempotency.Client[Tx], options Options) error {
 	if options.Topic == "" || options.Group == "" || options.Handle == nil {
 		return errors.New("idemkafka: Topic, Group and Handle are required")
 	}

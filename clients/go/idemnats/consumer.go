@@ -107,7 +107,8 @@ func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idem
 	if options.Stream == "" || options.Durable == "" || options.Handle == nil {
 		return errors.New("idemnats: Stream, Durable and Handle are required")
 	}
-	policy, err := broker.Policy{Queue: options.Stream + "-" + options.Durable, Tries: options.Tries, Delays: options.Delays}.Checked()
+	policy, err := broker.Policy{Queue: options.Stream + "-" + options.Durable, Tries: options.Tries,
+		Delays: options.Delays}.Checked()
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,8 @@ func withDefaults(o Options) Options {
 func (c *consumer) dead() string { return c.Stream + "-" + c.Durable + "-dead" }
 
 func (c *consumer) make() error {
-	_, err := c.jetstream.AddStream(&nats.StreamConfig{Name: c.dead(), Subjects: []string{c.dead() + ".>"}, Duplicates: c.DeadWindow})
+	_, err := c.jetstream.AddStream(&nats.StreamConfig{Name: c.dead(), Subjects: []string{c.dead() + ".>"},
+		Duplicates: c.DeadWindow})
 	if err != nil {
 		return err
 	}

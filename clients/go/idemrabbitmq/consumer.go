@@ -193,7 +193,8 @@ func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *ide
 		return c.rename(ctx, message, tries+1)
 	}
 	at := broker.Position{Name: name, Tries: tries}
-	return c.settle(ctx, message, c.policy.DecideFailure(ctx, at, failure, c.owns, func(err error) { c.options.OnError(err, message) }))
+	return c.settle(ctx, message,
+		c.policy.DecideFailure(ctx, at, failure, c.owns, func(err error) { c.options.OnError(err, message) }))
 }
 
 // retry handles a message with a name once more: a copy with the same name would own the

@@ -120,7 +120,8 @@ func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]id
 	return send(ctx, c.pooled.Conn(), statement)
 }
 
-func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements ...idempotency.Statement) ([]idempotency.Row, error) {
+func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel,
+	statements ...idempotency.Statement) ([]idempotency.Row, error) {
 	begin, err := beginAt(level)
 	if err != nil {
 		return nil, err

@@ -61,7 +61,8 @@ func (t *transaction) end(ctx context.Context, command string) error {
 	return err
 }
 
-func (t *transaction) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
+func (t *transaction) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+	source pgx.CopyFromSource) (int64, error) {
 	if t.isOver() {
 		return 0, pgx.ErrTxClosed
 	}

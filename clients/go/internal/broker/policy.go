@@ -136,7 +136,8 @@ func (p Policy) Delay(after time.Duration) time.Duration {
 
 // Pull fetches messages and handles so many at a time, until ctx ends or fetch fails. It
 // returns after the messages under way, whose context does not end.
-func Pull[Message any](ctx context.Context, atATime int, fetch func(free int) ([]Message, error), handle func(context.Context, Message)) error {
+func Pull[Message any](ctx context.Context, atATime int,
+	fetch func(free int) ([]Message, error), handle func(context.Context, Message)) error {
 	slots := make(chan struct{}, atATime)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -210,7 +211,8 @@ func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, te
 
 // DecideFailure says what becomes of a message whose operation has failed for good. failure is
 // a replay.
-func (p Policy) DecideFailure(ctx context.Context, at Position, failure *idempotency.Result, owns Owns, tell func(error)) Decision {
+func (p Policy) DecideFailure(ctx context.Context, at Position, failure *idempotency.Result, owns Owns,
+	tell func(error)) Decision {
 	owned := false
 	busy, err := Handled(func() (_ *idempotency.Result, err error) {
 		owned, err = owns(ctx, p.Queue, failure, at.Name)

@@ -110,9 +110,10 @@ func pay(ctx context.Context, tx pgx.Tx) error {
 
 func byPackage(client *idempotency.Client[pgx.Tx]) deliver {
 	return func(ctx context.Context, key string) error {
-		_, err := client.Transaction(ctx, key, order.Request, func(ctx context.Context, tx pgx.Tx, _ idempotency.Operation) (idempotency.Response, error) {
-			return idempotency.Response{Code: 201, Payload: order.Response}, pay(ctx, tx)
-		})
+		_, err := client.Transaction(ctx, key, order.Request,
+			func(ctx context.Context, tx pgx.Tx, _ idempotency.Operation) (idempotency.Response, error) {
+				return idempotency.Response{Code: 201, Payload: order.Response}, pay(ctx, tx)
+			})
 		return err
 	}
 }
@@ -146,7 +147,8 @@ func glue(ctx context.Context, tx pgx.Tx, key string) error {
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, "SELECT idem_complete($1, $2::jsonb, scope => $3, code => $4)", key, string(order.Response), "payments", 201)
+	_, err = tx.Exec(ctx, "SELECT idem_complete($1, $2::jsonb, scope => $3, code => $4)", key,
+		string(order.Response), "payments", 201)
 	return err
 }
 

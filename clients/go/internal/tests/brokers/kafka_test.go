@@ -68,7 +68,8 @@ func (k *topic) settled(t *testing.T) bool {
 }
 
 func (k *topic) deadLetters(t *testing.T) (keys []string) {
-	output, err := exec.Command("kcat", "-C", "-b", os.Getenv("DEMO_KAFKA"), "-t", k.dead, "-o", "beginning", "-e", "-q", "-J").Output()
+	output, err := exec.Command("kcat", "-C", "-b", os.Getenv("DEMO_KAFKA"), "-t", k.dead, "-o", "beginning",
+		"-e", "-q", "-J").Output()
 	must(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(output)), "\n") {
 		var message struct {

@@ -42,7 +42,8 @@ type deaf struct{}
 
 func (deaf) at(string) {}
 
-var stages = map[string]func(t *testing.T, queue string) stage{"rabbitmq": newRabbitMQ, "nats": newNATS, "redis": newRedis, "kafka": newTopic}
+var stages = map[string]func(t *testing.T, queue string) stage{"rabbitmq": newRabbitMQ, "nats": newNATS,
+	"redis": newRedis, "kafka": newTopic}
 
 func TestConsumers(t *testing.T) {
 	for broker := range stages {

@@ -355,7 +355,8 @@ func testTerminatedPool[Tx any](t *testing.T, b backend[Tx]) {
 		must(t, <-errs)
 	}
 	// the one that has found out whether a pooler is in between may still be at its end
-	for looks := 0; looks < 600 && value(t, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'terminated'") != fmt.Sprint(size); looks++ {
+	for looks := 0; looks < 600 &&
+		value(t, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'terminated'") != fmt.Sprint(size); looks++ {
 		time.Sleep(100 * time.Millisecond)
 	}
 	ended := value(t, "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE application_name = 'terminated'")
@@ -443,7 +444,8 @@ func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, rep
 // Connections break at random while eight callers send each key three times.
 func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 	p := startProxy(t)
-	client := idempotency.New(b.open(t, p.url(), 4), idempotency.Options{Retry: idempotency.Retry{Attempts: 50, Base: time.Millisecond, Cap: 20 * time.Millisecond}})
+	client := idempotency.New(b.open(t, p.url(), 4),
+		idempotency.Options{Retry: idempotency.Retry{Attempts: 50, Base: time.Millisecond, Cap: 20 * time.Millisecond}})
 	faults := []string{"after", "before"}
 	patterns := []string{"^COMMIT", "idem_begin", "INSERT INTO effect"}
 	var all sync.WaitGroup

@@ -48,7 +48,8 @@ func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 		for range 2 {
 			_, err := double(background, refused, n)
 			var refusal *idempotency.Declined
-			if !errors.As(err, &refusal) || refusal.Code != 400 || !reflect.DeepEqual(refusal.Payload, payload) || refusal.RetryAfter == nil {
+			if !errors.As(err, &refusal) || refusal.Code != 400 || !reflect.DeepEqual(refusal.Payload, payload) ||
+				refusal.RetryAfter == nil {
 				t.Fatalf("got %v", err)
 			}
 		}

@@ -31,13 +31,14 @@ func awaitBeat(t *testing.T, clock *idempotency.FakeClock, key string, after tim
 func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
 	client, key := b.client(t, idempotency.Options{Scope: "beat", Clock: clock}), newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		for range 4 {
-			awaitBeat(t, clock, key, 10*time.Second)
-			same(t, "cancelled", ctx.Err() == nil, true)
-		}
-		return b.answer(key)(ctx, o)
-	}, idempotency.WithLease(30*time.Second))
+	_, err := client.Lease(background, key, nil,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			for range 4 {
+				awaitBeat(t, clock, key, 10*time.Second)
+				same(t, "cancelled", ctx.Err() == nil, true)
+			}
+			return b.answer(key)(ctx, o)
+		}, idempotency.WithLease(30*time.Second))
 	must(t, err)
 	same(t, "effects", effects(t, key), "1")
 }
@@ -78,10 +79,11 @@ func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
 	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock, by: 25 * time.Second}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		awaitBeat(t, clock, key, 2*time.Second)
-		return b.answer(key)(ctx, o)
-	}, idempotency.WithLease(30*time.Second))
+	_, err := client.Lease(background, key, nil,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			awaitBeat(t, clock, key, 2*time.Second)
+			return b.answer(key)(ctx, o)
+		}, idempotency.WithLease(30*time.Second))
 	must(t, err)
 }
 
@@ -92,18 +94,19 @@ func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
 		var count counter
 		clock := idempotency.NewFakeClock(time.Unix(0, 0))
 		client, key := b.client(t, idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
-		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			runOut(t, key)
-			other, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
-			must(t, err)
-			same(t, "taken over", other.TakenOver, true)
-			clock.AwaitSleepers(1)
-			clock.Advance(10 * time.Second)
-			<-ctx.Done()
-			completion, err := b.answer(key)(ctx, o)
-			must(t, err)
-			return completion, failure
-		})
+		result, err := client.Lease(background, key, nil,
+			func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+				runOut(t, key)
+				other, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
+				must(t, err)
+				same(t, "taken over", other.TakenOver, true)
+				clock.AwaitSleepers(1)
+				clock.Advance(10 * time.Second)
+				<-ctx.Done()
+				completion, err := b.answer(key)(ctx, o)
+				must(t, err)
+				return completion, failure
+			})
 		must(t, err)
 		same(t, "replayed", result.Replayed, true)
 		same(t, "payload", string(result.Payload), "2")
@@ -118,15 +121,16 @@ func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	clock, p := idempotency.NewFakeClock(time.Unix(0, 0)), startProxy(t)
 	client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
-	result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		p.order("refuse")
-		for ctx.Err() == nil {
-			clock.Advance(time.Second)
-		}
-		same(t, "a lease has passed", clock.Now().After(time.Unix(29, 0)), true)
-		p.order("admit")
-		return b.answer(key)(ctx, o)
-	})
+	result, err := client.Lease(background, key, nil,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			p.order("refuse")
+			for ctx.Err() == nil {
+				clock.Advance(time.Second)
+			}
+			same(t, "a lease has passed", clock.Now().After(time.Unix(29, 0)), true)
+			p.order("admit")
+			return b.answer(key)(ctx, o)
+		})
 	must(t, err)
 	same(t, "replayed", result.Replayed, false)
 	same(t, "hook", count.leaseLost.Load(), 1)
@@ -146,10 +150,11 @@ func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
 			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Lease: 2 * time.Second}), newKey()
 			ended := make(chan error, 1)
 			go func() {
-				_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
-					p.order("hang")
-					return completion, work(ctx)
-				})
+				_, err := client.Lease(background, key, nil,
+					func(ctx context.Context, _ idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
+						p.order("hang")
+						return completion, work(ctx)
+					})
 				ended <- err
 			}()
 			select {
@@ -217,7 +222,8 @@ func (l listening) Sleep(ctx context.Context, d time.Duration) error {
 // A beat failed, or was answered late, when one of the 30 seconds was left. The next one does not
 // come later. A panic would end the process.
 func testLateBeat[Tx any](t *testing.T, b backend[Tx]) {
-	for failure, within := range map[error]time.Duration{errors.New("planned"): time.Second, errPanic: time.Second, nil: 4 * time.Second} {
+	for failure, within := range map[error]time.Duration{errors.New("planned"): time.Second, errPanic: time.Second,
+		nil: 4 * time.Second} {
 		b.beatLate(t, failure, within)
 	}
 }
@@ -226,18 +232,19 @@ func (b backend[Tx]) beatLate(t *testing.T, failure error, within time.Duration)
 	clock := listening{idempotency.NewFakeClock(time.Unix(0, 0)), make(chan time.Duration, 10)}
 	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock.FakeClock}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		database.next(19*time.Second, failure)
-		clock.AwaitSleepers(1)
-		clock.Advance(10 * time.Second)
-		for range 3 { // two are the first beat, and the limit of the second
-			if d := <-clock.sleeps; d < 9*time.Second {
-				same(t, "in time", d < within, true)
-				return b.answer(key)(ctx, o)
+	_, err := client.Lease(background, key, nil,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			database.next(19*time.Second, failure)
+			clock.AwaitSleepers(1)
+			clock.Advance(10 * time.Second)
+			for range 3 { // two are the first beat, and the limit of the second
+				if d := <-clock.sleeps; d < 9*time.Second {
+					same(t, "in time", d < within, true)
+					return b.answer(key)(ctx, o)
+				}
 			}
-		}
-		t.Error("too late")
-		return idempotency.Completion[Tx]{}, nil
-	})
+			t.Error("too late")
+			return idempotency.Completion[Tx]{}, nil
+		})
 	must(t, err)
 }

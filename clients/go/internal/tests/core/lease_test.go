@@ -71,16 +71,17 @@ func testLease[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	client, key := idempotency.New(b.open(t, serverURL, 1), idempotency.Options{Hooks: count.hooks()}), newKey()
 	for _, replayed := range []bool{false, true} {
-		result, err := client.Lease(background, key, map[string]int{"n": 1}, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			same(t, "stored meanwhile", stored(t, key), "PENDING")
-			same(t, "has a fence", o.Fence > 0, true)
-			same(t, "has a lease", o.LeaseLeft > 20*time.Second && o.LeaseLeft <= 30*time.Second, true)
-			inner, err := client.Lease(background, key, map[string]int{"n": 1}, b.answer(key))
-			must(t, err)
-			same(t, "outcome meanwhile", inner.Outcome, idempotency.InProgress)
-			same(t, "retry after", inner.RetryAfter != nil && *inner.RetryAfter > 20*time.Second, true)
-			return b.answer(key)(ctx, o)
-		})
+		result, err := client.Lease(background, key, map[string]int{"n": 1},
+			func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+				same(t, "stored meanwhile", stored(t, key), "PENDING")
+				same(t, "has a fence", o.Fence > 0, true)
+				same(t, "has a lease", o.LeaseLeft > 20*time.Second && o.LeaseLeft <= 30*time.Second, true)
+				inner, err := client.Lease(background, key, map[string]int{"n": 1}, b.answer(key))
+				must(t, err)
+				same(t, "outcome meanwhile", inner.Outcome, idempotency.InProgress)
+				same(t, "retry after", inner.RetryAfter != nil && *inner.RetryAfter > 20*time.Second, true)
+				return b.answer(key)(ctx, o)
+			})
 		must(t, err)
 		same(t, "replayed", result.Replayed, replayed)
 		same(t, "payload", string(result.Payload), "1")
@@ -120,7 +121,8 @@ func testLeaseDeclined[Tx any](t *testing.T, b backend[Tx]) {
 
 func testNotDone[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{Scope: "not done"}), newKey()
-	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, fmt.Errorf("refused: %w", idempotency.ErrNotDone)))
+	_, err := client.Lease(background, key, nil,
+		gives(idempotency.Completion[Tx]{}, fmt.Errorf("refused: %w", idempotency.ErrNotDone)))
 	wantError(t, err, idempotency.ErrNotDone)
 	same(t, "stored", stored(t, key), "nothing")
 	result, err := client.Lease(background, key, nil, b.answer(key))
@@ -133,27 +135,29 @@ func testProgress[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{Scope: "progress"}), newKey()
 	var first idempotency.Operation
 	died := errors.New("died")
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		first = o
-		same(t, "note of nobody", string(o.Payload), "")
-		must(t, client.Progress(ctx, o, 0))
-		must(t, client.Progress(ctx, o, map[string]string{"charged": "ch_1"}))
-		return idempotency.Completion[Tx]{}, died
-	})
+	_, err := client.Lease(background, key, nil,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			first = o
+			same(t, "note of nobody", string(o.Payload), "")
+			must(t, client.Progress(ctx, o, 0))
+			must(t, client.Progress(ctx, o, map[string]string{"charged": "ch_1"}))
+			return idempotency.Completion[Tx]{}, died
+		})
 	wantError(t, err, died)
 	runOut(t, key)
-	_, err = client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		same(t, "note", string(o.Payload), `{"charged": "ch_1"}`)
-		wantError(t, client.Progress(ctx, first, "late"), idempotency.ErrLeaseLost)
-		wantError(t, client.Progress(ctx, o, strings.Repeat("x", 2_000_000)), idempotency.ErrTooLarge)
-		same(t, "a mistake of the program", idempotency.Settle(nil, client.Progress(ctx, o, nil)).Do, idempotency.Again)
-		same(t, "is no JSON", errors.As(client.Progress(ctx, o, func() {}), new(*json.UnsupportedTypeError)), true)
-		must(t, client.Progress(ctx, o, "sent"))
-		return b.answer(key)(ctx, o)
-	}, idempotency.WithReconcile(func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
-		same(t, "note in reconcile", string(o.Payload), `{"charged": "ch_1"}`)
-		return idempotency.NotDone(), nil
-	}))
+	_, err = client.Lease(background, key, nil,
+		func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			same(t, "note", string(o.Payload), `{"charged": "ch_1"}`)
+			wantError(t, client.Progress(ctx, first, "late"), idempotency.ErrLeaseLost)
+			wantError(t, client.Progress(ctx, o, strings.Repeat("x", 2_000_000)), idempotency.ErrTooLarge)
+			same(t, "a mistake of the program", idempotency.Settle(nil, client.Progress(ctx, o, nil)).Do, idempotency.Again)
+			same(t, "is no JSON", errors.As(client.Progress(ctx, o, func() {}), new(*json.UnsupportedTypeError)), true)
+			must(t, client.Progress(ctx, o, "sent"))
+			return b.answer(key)(ctx, o)
+		}, idempotency.WithReconcile(func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
+			same(t, "note in reconcile", string(o.Payload), `{"charged": "ch_1"}`)
+			return idempotency.NotDone(), nil
+		}))
 	must(t, err)
 	same(t, "effects", effects(t, key), "1")
 }
@@ -195,7 +199,8 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 		}
 		same(t, "retry after", unknown.RetryAfter, c.unknown)
 		same(t, "cause", unknown.Cause, c.err)
-		same(t, "lease is over", value(t, "SELECT lease_expires_at <= now() FROM idempotency_store WHERE idempotency_key = $1", key), "true")
+		same(t, "lease is over", value(t,
+			"SELECT lease_expires_at <= now() FROM idempotency_store WHERE idempotency_key = $1", key), "true")
 		next, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
 		must(t, err)
 		same(t, "taken over", next.TakenOver, true)
@@ -219,15 +224,17 @@ func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
 	} {
 		var count counter
 		p := startProxy(t)
-		client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Scope: "lost", Retry: quick, Hooks: count.hooks()}), newKey()
-		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			p.order("arm", fault.when, fault.pattern)
-			completion, err := b.answer(key)(ctx, o)
-			if !fault.writes {
-				completion.Writes = nil
-			}
-			return completion, err
-		})
+		client, key := idempotency.New(b.open(t, p.url(), 2),
+			idempotency.Options{Scope: "lost", Retry: quick, Hooks: count.hooks()}), newKey()
+		result, err := client.Lease(background, key, nil,
+			func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+				p.order("arm", fault.when, fault.pattern)
+				completion, err := b.answer(key)(ctx, o)
+				if !fault.writes {
+					completion.Writes = nil
+				}
+				return completion, err
+			})
 		must(t, err)
 		same(t, "cuts", p.state().Hits, 1)
 		same(t, fmt.Sprintf("replayed after %+v", fault), result.Replayed, fault.replayed)
@@ -294,13 +301,14 @@ func testWritesThatEndTheirTransaction[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()})
 	for _, ending := range [][]string{{"ROLLBACK"}, {"ROLLBACK", "BEGIN"}, {"COMMIT"}} {
 		key, calls := newKey(), 0
-		result, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
-			calls++
-			for _, statement := range ending {
-				must(t, b.exec(ctx, tx, statement))
-			}
-			return b.exec(ctx, tx, "SELECT 1")
-		}}, nil))
+		result, err := client.Lease(background, key, nil,
+			gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+				calls++
+				for _, statement := range ending {
+					must(t, b.exec(ctx, tx, statement))
+				}
+				return b.exec(ctx, tx, "SELECT 1")
+			}}, nil))
 		if ending[0] == "COMMIT" {
 			must(t, err)
 			same(t, "outcome", result.Outcome, idempotency.Completed)
@@ -335,20 +343,22 @@ func testWritesThatExit[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
 	var all sync.WaitGroup
 	all.Go(func() {
-		result, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
-			must(t, b.insert(ctx, tx, key))
-			runtime.Goexit()
-			return nil
-		}}, nil))
+		result, err := client.Lease(background, key, nil,
+			gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+				must(t, b.insert(ctx, tx, key))
+				runtime.Goexit()
+				return nil
+			}}, nil))
 		t.Errorf("returned %v %v", result, err)
 	})
 	var during context.Context
 	all.Go(func() {
-		_, _ = client.Lease(background, newKey(), nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
-			during = ctx
-			runtime.Goexit()
-			return idempotency.Completion[Tx]{}, nil
-		})
+		_, _ = client.Lease(background, newKey(), nil,
+			func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
+				during = ctx
+				runtime.Goexit()
+				return idempotency.Completion[Tx]{}, nil
+			})
 	})
 	all.Wait()
 	same(t, "effects", effects(t, key), "0")
@@ -383,11 +393,12 @@ func testEndOfALostLease[Tx any](t *testing.T, b backend[Tx]) {
 		for _, refusal := range []error{nil, idempotency.Decline(429, nil)} {
 			var count counter
 			client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
-			result, err := client.Lease(background, key, "mine", func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-				c.meanwhile(key)
-				completion, _ := b.answer(key)(ctx, o)
-				return completion, refusal
-			})
+			result, err := client.Lease(background, key, "mine",
+				func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+					c.meanwhile(key)
+					completion, _ := b.answer(key)(ctx, o)
+					return completion, refusal
+				})
 			if c.want == "" {
 				wantError(t, err, idempotency.ErrLeaseLost)
 			} else {
@@ -407,7 +418,8 @@ const days = "SELECT round(extract(epoch FROM expires_at - now()) / 86400) FROM 
 
 func testAnswersWithCode500[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
-	for _, response := range []idempotency.Response{{Code: 500, Payload: 1}, {Code: 500, Body: []byte{}}, {Code: 500, Headers: map[string]string{}}, {Code: 501}} {
+	for _, response := range []idempotency.Response{{Code: 500, Payload: 1}, {Code: 500, Body: []byte{}},
+		{Code: 500, Headers: map[string]string{}}, {Code: 501}} {
 		key := newKey()
 		for range 2 {
 			result, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response}, nil))
@@ -431,14 +443,15 @@ func testHooksThatFail[Tx any](t *testing.T, b backend[Tx]) {
 			}
 			panic("planned")
 		}}})
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
-		execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
-		clock.AwaitSleepers(1)
-		clock.Advance(10 * time.Second)
-		<-ctx.Done()
-		close(ended)
-		return idempotency.Completion[Tx]{}, ctx.Err()
-	})
+	_, err := client.Lease(background, key, nil,
+		func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
+			execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
+			clock.AwaitSleepers(1)
+			clock.Advance(10 * time.Second)
+			<-ctx.Done()
+			close(ended)
+			return idempotency.Completion[Tx]{}, ctx.Err()
+		})
 	wantError(t, err, idempotency.ErrLeaseLost)
 }
 
@@ -446,7 +459,8 @@ func testHooksThatFail[Tx any](t *testing.T, b backend[Tx]) {
 func testTimes[Tx any](t *testing.T, b backend[Tx]) {
 	const longest = 36_500 * 24 * time.Hour
 	client := b.client(t, idempotency.Options{})
-	for own, isRight := range map[time.Duration]bool{0: true, longest: true, longest + 1: false, time.Nanosecond: false, -time.Second: false} {
+	for own, isRight := range map[time.Duration]bool{0: true, longest: true, longest + 1: false,
+		time.Nanosecond: false, -time.Second: false} {
 		key, answer := newKey(), idempotency.Response{Retention: own}
 		_, lease := client.Lease(background, key, nil, b.answer(key), idempotency.WithLease(own))
 		_, option := b.client(t, idempotency.Options{Retention: own}).Transaction(background, newKey(), nil, b.note(key))
@@ -506,7 +520,8 @@ func testBatch[Tx any](t *testing.T, b backend[Tx]) {
 	outcomes, completed = run([]any{"2", "any", nil, `"\`})
 	same(t, "outcomes", outcomes, "MISMATCH COMPLETED1 COMPLETED1 COMPLETED3 ")
 	same(t, "completed", completed, 0)
-	same(t, "hooks", fmt.Sprint(count.acquired.Load(), count.inProgress.Load(), count.mismatch.Load(), count.replayed.Load()), "3 1 1 3")
+	same(t, "hooks", fmt.Sprint(count.acquired.Load(), count.inProgress.Load(), count.mismatch.Load(),
+		count.replayed.Load()), "3 1 1 3")
 	wantError(t, beginMany(client, keys, []any{1}), idempotency.ErrBadArgument)
 	wantError(t, beginMany(client, []string{strings.Repeat("k", 300)}, nil), idempotency.ErrBadArgument)
 	wantError(t, client.Run(background, func(ctx context.Context, tx Tx) error {

@@ -124,7 +124,8 @@ func TestStatementsThrownAway(t *testing.T) {
 
 // Who begins a batch may begin the whole again where the connection is gone, or what was prepared on it.
 func TestBatchOnALostConnection(t *testing.T) {
-	for name, loss := range map[string]string{"terminated": "SELECT pg_terminate_backend(pg_backend_pid())", "thrown away": "DEALLOCATE ALL"} {
+	for name, loss := range map[string]string{"terminated": "SELECT pg_terminate_backend(pg_backend_pid())",
+		"thrown away": "DEALLOCATE ALL"} {
 		client := idempotency.New(onPgx.open(t, serverURL, 1), idempotency.Options{})
 		_ = client.Run(background, func(ctx context.Context, tx pgx.Tx) error {
 			if name == "thrown away" {

@@ -118,7 +118,8 @@ func testRequestsThatNobodyCanRead[Tx any](t *testing.T, b backend[Tx]) {
 // Neither encoding/json nor the server says what it cannot read.
 func testErrorsQuoteNothing[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
-	for _, payload := range []any{json.Number("secret"), json.RawMessage(`{"a": secret}`), "\x00secret", json.RawMessage("\"\xffsecret\"")} {
+	for _, payload := range []any{json.Number("secret"), json.RawMessage(`{"a": secret}`), "\x00secret",
+		json.RawMessage("\"\xffsecret\"")} {
 		_, request := client.Transaction(background, newKey(), payload, b.note("x"))
 		_, response := client.Transaction(background, newKey(), nil, responds[Tx](idempotency.Response{Payload: payload}))
 		batch := beginMany(client, []string{"k"}, []any{payload})
@@ -152,9 +153,10 @@ func testErrorsBySQLState[Tx any](t *testing.T, b backend[Tx]) {
 	if !errors.As(err, new(*json.UnsupportedTypeError)) || !strings.Contains(err.Error(), "func()") {
 		t.Fatalf("what cannot be marshalled is not named: %v", err)
 	}
-	_, err = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{Body: make([]byte, 1<<20+1)}, b.insert(ctx, tx, key)
-	})
+	_, err = client.Transaction(background, key, nil,
+		func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			return idempotency.Response{Body: make([]byte, 1<<20+1)}, b.insert(ctx, tx, key)
+		})
 	wantError(t, err, idempotency.ErrTooLarge)
 	_, err = client.Transaction(background, key, nil, b.runs(fmt.Sprintf("SELECT idem_complete('%s')", key)))
 	if !errors.Is(err, idempotency.ErrNotOwned) && !errors.Is(err, idempotency.ErrLeaseLost) {
@@ -391,10 +393,11 @@ func testCancelledCommit[Tx any](t *testing.T, b backend[Tx]) {
 func testRefusedCommit[Tx any](t *testing.T, b backend[Tx]) {
 	execute(t, "CREATE TABLE IF NOT EXISTS self (id int PRIMARY KEY, other int REFERENCES self DEFERRABLE INITIALLY DEFERRED)")
 	runs := 0
-	_, err := b.client(t, idempotency.Options{Retry: quick}).Transaction(background, newKey(), nil, does(func(ctx context.Context, tx Tx) error {
-		runs++
-		return b.exec(ctx, tx, "INSERT INTO self VALUES (1, 2)")
-	}))
+	_, err := b.client(t, idempotency.Options{Retry: quick}).Transaction(background, newKey(), nil,
+		does(func(ctx context.Context, tx Tx) error {
+			runs++
+			return b.exec(ctx, tx, "INSERT INTO self VALUES (1, 2)")
+		}))
 	same(t, "SQLSTATE", idempotency.SQLState(err), "23503")
 	same(t, "transient", idempotency.Transient(err), false)
 	same(t, "runs", runs, 1)
@@ -403,12 +406,13 @@ func testRefusedCommit[Tx any](t *testing.T, b backend[Tx]) {
 // A limit of the work's own is its error, although the driver has closed the connection.
 func testLimitOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
 	runs := 0
-	_, err := b.client(t, idempotency.Options{Retry: quick}).Transaction(background, newKey(), nil, does(func(ctx context.Context, tx Tx) error {
-		runs++
-		limited, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-		defer cancel()
-		return errors.Join(b.exec(limited, tx, "SELECT pg_sleep(60)"), limited.Err())
-	}))
+	_, err := b.client(t, idempotency.Options{Retry: quick}).Transaction(background, newKey(), nil,
+		does(func(ctx context.Context, tx Tx) error {
+			runs++
+			limited, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			defer cancel()
+			return errors.Join(b.exec(limited, tx, "SELECT pg_sleep(60)"), limited.Err())
+		}))
 	wantError(t, err, context.DeadlineExceeded)
 	same(t, "runs", runs, 1)
 }

@@ -53,7 +53,8 @@ func testUnstorable[Tx any](t *testing.T, b backend[Tx]) {
 			if result != nil || err == nil || errors.Is(err, idempotency.ErrUnstorable) {
 				t.Fatal(name, end, result, err)
 			}
-			same(t, name+" "+end, stored(t, key)+value(t, "SELECT response_code FROM idempotency_store WHERE idempotency_key = $1", key), "COMPLETED500")
+			same(t, name+" "+end, stored(t, key)+value(t, "SELECT response_code FROM idempotency_store WHERE idempotency_key = $1",
+				key), "COMPLETED500")
 			for range 2 {
 				_, err = client.Lease(background, key, nil, work)
 				wantError(t, err, idempotency.ErrUnstorable)
@@ -76,11 +77,13 @@ func testUnstorable[Tx any](t *testing.T, b backend[Tx]) {
 // It is kept for as long as it asked for, and an answer of a reconcile function is asked for again.
 func testUnstorableKinds[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}, nil))
+	_, err := client.Lease(background, key, nil,
+		gives(idempotency.Completion[Tx]{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}, nil))
 	wantError(t, err, idempotency.ErrTooLarge)
 	same(t, "days", value(t, days, key), "90")
 	key = newKey()
-	_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, &idempotency.Declined{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}))
+	_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{},
+		&idempotency.Declined{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}))
 	wantError(t, err, idempotency.ErrTooLarge)
 	same(t, "days", value(t, days, key), "90")
 	after := time.Duration(math.MaxInt64)
@@ -110,11 +113,12 @@ func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
 	wrong := idempotency.Response{Payload: large}
 	for _, theirs := range []error{nil, errors.New("died")} {
 		key := newKey()
-		result, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-			runOut(t, key)
-			_, _ = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Code: 201}}, theirs))
-			return idempotency.Completion[Tx]{Response: idempotency.Response{Payload: func() {}}}, nil
-		})
+		result, err := client.Lease(background, key, nil,
+			func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+				runOut(t, key)
+				_, _ = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Code: 201}}, theirs))
+				return idempotency.Completion[Tx]{Response: idempotency.Response{Payload: func() {}}}, nil
+			})
 		if theirs == nil {
 			must(t, err)
 			same(t, "theirs", result.Code, 201)
@@ -132,7 +136,8 @@ func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "the answer to the end was lost", err != nil && !errors.Is(err, idempotency.ErrUnstorable), true)
 	same(t, "stored", stored(t, key), "COMPLETED")
 	end := func(key string, response idempotency.Response, fails error) (*idempotency.Result, error) {
-		return client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(context.Context, Tx) error { return fails }}, nil))
+		return client.Lease(background, key, nil,
+			gives(idempotency.Completion[Tx]{Response: response, Writes: func(context.Context, Tx) error { return fails }}, nil))
 	}
 	result, err := end(newKey(), wrong, idempotency.Decline(402, nil))
 	must(t, err)
@@ -144,10 +149,11 @@ func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
 	for state, response := range map[string]idempotency.Response{"ID413": wrong, "22P02": {}} {
 		key = newKey()
 		calls := 0
-		_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(ctx context.Context, tx Tx) error {
-			calls++
-			return b.exec(ctx, tx, raise("22P02"))
-		}}, nil))
+		_, err = client.Lease(background, key, nil,
+			gives(idempotency.Completion[Tx]{Response: response, Writes: func(ctx context.Context, tx Tx) error {
+				calls++
+				return b.exec(ctx, tx, raise("22P02"))
+			}}, nil))
 		same(t, "the first error", idempotency.SQLState(err), state)
 		same(t, "left", stored(t, key)+fmt.Sprint(calls), "PENDING1")
 	}

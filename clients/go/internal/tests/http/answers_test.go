@@ -30,7 +30,8 @@ func testReplayByteForByte(t *testing.T, s site) {
 	})
 	for i, request := range []string{`{"a": 1, "b": 2}`, `{"b": 2.0, "a":1}`} {
 		status, header, body := send(t, handler, "POST", key, request)
-		if status != 201 || body != "{\"a\": 1, \"b\": 2}\x00\xff" || header.Get("X-Id") != "7" || header.Get("Content-Encoding") != "gzip" {
+		if status != 201 || body != "{\"a\": 1, \"b\": 2}\x00\xff" || header.Get("X-Id") != "7" ||
+			header.Get("Content-Encoding") != "gzip" {
 			t.Fatalf("%d %v %q", status, header, body)
 		}
 		replayed := i > 0
@@ -105,7 +106,8 @@ func testAnswerOfAnotherRun(t *testing.T, s site) {
 	})
 	for _, options := range [][]idempotency.Option{nil, {found}} {
 		runs, handler = 0, s.lease(middleware(idemhttp.Options{}), work, options...)
-		if header, body := expectStatus(t, 200, handler, "POST", newKey(), ""); body != "2" || header.Get("Idempotency-Replayed") != "true" {
+		if header, body := expectStatus(t, 200, handler, "POST", newKey(), ""); body != "2" ||
+			header.Get("Idempotency-Replayed") != "true" {
 			t.Error(runs, header, body)
 		}
 	}
@@ -134,7 +136,8 @@ func testReconciledAnswers(t *testing.T, s site) {
 	found, failed = idempotency.Response{}, errors.New("planned") // what comes with an error is no answer
 	expectProblem(t, 503, handler, key)
 	failed = nil
-	found = idempotency.Response{Code: 201, Body: []byte("1234"), Headers: map[string]string{"ETag": "\"caf\u00e9\"\t", "set-cookie": "a=b"}}
+	found = idempotency.Response{Code: 201, Body: []byte("1234"),
+		Headers: map[string]string{"ETag": "\"caf\u00e9\"\t", "set-cookie": "a=b"}}
 	for range 2 {
 		if header, _ := expectStatus(t, 201, handler, "POST", key, ""); header.Get("Set-Cookie") != "" || header.Get("ETag") == "" {
 			t.Error(header)
@@ -225,9 +228,11 @@ func testUnstorableAnswers(t *testing.T, s site) {
 		expectProblem(t, 500, handler, "")
 	}
 	key := newKey()
-	expectProblem(t, 500, s.lease(middleware(idemhttp.Options{MaxResponse: 1000}), answers(idempotency.Response{Code: 503, Body: large})), key)
+	expectProblem(t, 500, s.lease(middleware(idemhttp.Options{MaxResponse: 1000}),
+		answers(idempotency.Response{Code: 503, Body: large})), key)
 	var status string
-	kit.Must(t, pool.QueryRow(context.Background(), "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&status))
+	kit.Must(t, pool.QueryRow(context.Background(),
+		"SELECT status FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&status))
 	if status != "PENDING" {
 		t.Error(status)
 	}
@@ -277,13 +282,15 @@ func testLifetime(t *testing.T, s site) {
 		for _, replayed := range []string{"", "true"} {
 			_, header, _ := send(t, handler, "POST", key, "")
 			var until time.Time
-			err := pool.QueryRow(context.Background(), "SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&until)
+			err := pool.QueryRow(context.Background(),
+				"SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&until)
 			if err != nil || header.Get("Idempotency-Expires") != until.UTC().Format(http.TimeFormat) ||
 				header.Get("Idempotency-Replayed") != replayed {
 				t.Fatal(header, until, err)
 			}
 		}
-		for end, want := range map[string]string{"infinity": "", "10000-01-01Z": "", "9999-12-31 23:59:59Z": "Fri, 31 Dec 9999 23:59:59 GMT"} {
+		for end, want := range map[string]string{"infinity": "", "10000-01-01Z": "",
+			"9999-12-31 23:59:59Z": "Fri, 31 Dec 9999 23:59:59 GMT"} {
 			execute(t, "UPDATE idempotency_store SET expires_at = $2::text::timestamptz WHERE idempotency_key = $1", key, end)
 			header, _ := expectStatus(t, 201, handler, "POST", key, "")
 			if header.Get("Idempotency-Replayed") != "true" || header.Get("Idempotency-Expires") != want {

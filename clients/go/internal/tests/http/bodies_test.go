@@ -99,7 +99,8 @@ func testBodyThatWasRead(t *testing.T, s site) {
 				return
 			}
 			isProblem(t, c.want, c.want, header, body)
-			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` || !strings.Contains(body, `"type":"https://example.org/keys"`) {
+			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` ||
+				!strings.Contains(body, `"type":"https://example.org/keys"`) {
 				t.Fatal(header, body)
 			}
 			expect(t, key, 0, 0)

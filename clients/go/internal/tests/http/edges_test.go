@@ -95,10 +95,11 @@ func TestGinErrors(t *testing.T) {
 func TestGinHandlerAfterItsTime(t *testing.T) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
 	acquired, next, saw := make(chan bool), make(chan bool), make(chan string, 1)
-	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{Acquired: func(idempotency.Event) {
-		close(acquired)
-		<-next
-	}}})
+	client := idempotency.New(pgxv5.Pool(pool),
+		idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{Acquired: func(idempotency.Event) {
+			close(acquired)
+			<-next
+		}}})
 	m := idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute})
 	engine := gin.New()
 	engine.POST("/accounts/:id", idemgin.Transaction(m, func(c *gin.Context, _ pgx.Tx) error {
@@ -144,7 +145,8 @@ func TestLifetimeOfADatabaseThatHangs(t *testing.T) {
 			_, err := tx.Exec(r.Context(), "LOCK TABLE idempotency_store IN ROW EXCLUSIVE MODE")
 			locking.Go(func() { lock.Exec(ctx, "LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE") })
 			for waits := false; err == nil && !waits; {
-				err = tx.QueryRow(r.Context(), "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'").Scan(&waits)
+				err = tx.QueryRow(r.Context(),
+					"SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'").Scan(&waits)
 			}
 			return err
 		})
@@ -199,7 +201,8 @@ func TestARepeatedHandlerGetsTheRequestAsItCame(t *testing.T) {
 			}
 			return nil
 		})
-		expectStatus(t, 200, handler, "POST", newKey(), "a=1", "Content-Type", "application/x-www-form-urlencoded", "Authorization", "ann")
+		expectStatus(t, 200, handler, "POST", newKey(), "a=1", "Content-Type", "application/x-www-form-urlencoded",
+			"Authorization", "ann")
 		if runs != 2 {
 			t.Error(runs)
 		}
@@ -296,7 +299,8 @@ func TestHeadersOfAnAnswer(t *testing.T) {
 // Problem may give a status that is none.
 func TestProblemWithoutAStatus(t *testing.T) {
 	handler := middleware(idemhttp.Options{OnError: func(*http.Request, error) {},
-		Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) { problem.Status = 0 }}).Transaction("/route", fails(errors.New("planned")))
+		Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) { problem.Status = 0 }}).Transaction("/route",
+		fails(errors.New("planned")))
 	expectStatus(t, 500, handler, "POST", newKey(), "")
 }
 
@@ -315,7 +319,8 @@ func TestBytesOfHeaders(t *testing.T) {
 			}
 		}
 		var stored string
-		kit.Must(t, pool.QueryRow(context.Background(), "SELECT response_headers ->> 'X-Payment' FROM idempotency_store WHERE idempotency_key = $1",
+		kit.Must(t, pool.QueryRow(context.Background(),
+			"SELECT response_headers ->> 'X-Payment' FROM idempotency_store WHERE idempotency_key = $1",
 			key).Scan(&stored))
 		if stored != text {
 			t.Errorf("%q is stored as %q", sent, stored)

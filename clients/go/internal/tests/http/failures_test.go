@@ -74,7 +74,8 @@ func testFailures(t *testing.T, s site) {
 					return c.handler(w, r, tx)
 				})
 			header, body := expectProblem(t, c.want, handler, key)
-			if strings.Contains(body, "secret") || (told == 1) != (c.want == 500) || (header.Get("Retry-After") == "1") != (c.want == 503) {
+			if strings.Contains(body, "secret") || (told == 1) != (c.want == 500) ||
+				(header.Get("Retry-After") == "1") != (c.want == 503) {
 				t.Fatalf("%d %v %q", told, header, body)
 			}
 			expect(t, key, 0, 0)
@@ -174,7 +175,8 @@ func testProblemIsAskedOfAnErrorThatIsFinal(t *testing.T, s site) {
 // The work runs in a goroutine of its own, where a panic would end the process.
 func testFunctionsThatPanic(t *testing.T, s site) {
 	key, told := newKey(), 0
-	m := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { panic("planned") }, OnError: func(*http.Request, error) { told++ }})
+	m := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { panic("planned") },
+		OnError: func(*http.Request, error) { told++ }})
 	for _, handler := range []http.Handler{
 		s.transaction(m, inserts(key)),
 		s.lease(m, answers(idempotency.Response{})),
@@ -190,13 +192,14 @@ func testTimeout(t *testing.T, s site) {
 	key, clock := newKey(), idempotency.NewFakeClock(time.Unix(0, 0))
 	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock})
 	entered, leave, left := make(chan bool), make(chan bool), make(chan bool)
-	handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		defer close(left)
-		err := insert(r.Context(), tx, key)
-		close(entered)
-		<-leave
-		return err
-	})
+	handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute}),
+		func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			defer close(left)
+			err := insert(r.Context(), tx, key)
+			close(entered)
+			<-leave
+			return err
+		})
 	go func() {
 		<-entered
 		clock.AwaitSleepers(1)

@@ -56,7 +56,8 @@ var sites = []site{{
 		return onGin(idemgin.Transaction(m, func(c *gin.Context, tx pgx.Tx) error { return h(c.Writer, c.Request, tx) }))
 	},
 	func(m wrapper, h leaseWork, o ...idempotency.Option) http.Handler {
-		return onGin(idemgin.Lease(m, func(c *gin.Context, op idempotency.Operation) (completion, error) { return h(c.Request, op) }, o...))
+		return onGin(idemgin.Lease(m,
+			func(c *gin.Context, op idempotency.Operation) (completion, error) { return h(c.Request, op) }, o...))
 	},
 }}
 
@@ -110,7 +111,8 @@ func send(t *testing.T, handler http.Handler, method, key, body string, headers 
 }
 
 // expectStatus is a send whose answer must have that status. It gives the rest.
-func expectStatus(t *testing.T, want int, handler http.Handler, method, key, body string, headers ...string) (http.Header, string) {
+func expectStatus(t *testing.T, want int, handler http.Handler, method, key, body string,
+	headers ...string) (http.Header, string) {
 	t.Helper()
 	status, header, answer := send(t, handler, method, key, body, headers...)
 	if status != want {
@@ -252,7 +254,8 @@ func TestWithoutPrincipal(t *testing.T) {
 
 // Two services on one database do not get each other's answers.
 func testServices(t *testing.T, s site) {
-	for _, options := range []idemhttp.Options{{Principal: idemhttp.Anyone}, {Scope: func(*http.Request, string) string { return "own" }}} {
+	for _, options := range []idemhttp.Options{{Principal: idemhttp.Anyone},
+		{Scope: func(*http.Request, string) string { return "own" }}} {
 		key := newKey()
 		for _, service := range []string{"a", "b", "a"} {
 			client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: service})
