@@ -228,7 +228,8 @@ public final class Idempotency {
         return transactions instanceof JdbcTransactions ? Statements.COMMIT : "";
     }
 
-    private <X extends Exception> Response workOn(Connection connection, Operation o, Throwable[] failure, Work<X> work) throws X {
+    private <X extends Exception> Response workOn(Connection connection, Operation o, Throwable[] failure,
+            Work<X> work) throws X {
         try {
             return called(failure, () -> work.run(WorkConnection.of(connection), o));
         } catch (Declined | IdempotencyException.NotDone reason) {

@@ -103,7 +103,8 @@ final class LeasedAttempt {
                 throw error;
             }
             Response answer = completion == null ? null : completion.response();
-            return withoutAnswer(answer == null ? null : answer.retention(), completion == null ? null : completion.writes(), error);
+            return withoutAnswer(answer == null ? null : answer.retention(), completion == null ? null : completion.writes(),
+                    error);
         }
     }
 
@@ -122,7 +123,8 @@ final class LeasedAttempt {
     private Result withoutAnswer(Duration retention, Completion.Writes writes, RuntimeException wrong) {
         Result result;
         try {
-            result = complete(new Completion(new Response(WITHOUT_ANSWER.code(), null, null, null, Durations.positiveOrNull(retention)), writes));
+            result = complete(new Completion(new Response(WITHOUT_ANSWER.code(), null, null, null,
+                    Durations.positiveOrNull(retention)), writes));
         } catch (IdempotencyException.NotDone reason) {
             throw reason;
         } catch (RuntimeException failure) {

@@ -14,7 +14,8 @@ final class NoStatements extends Statements {
     }
 
     private static Operation acquired(String scope, String key, Duration lease) {
-        return new Operation(Outcome.ACQUIRED, scope, key, 1, false, false, lease == null ? 0 : 1, lease, null, Response.EMPTY, null, null);
+        return new Operation(Outcome.ACQUIRED, scope, key, 1, false, false, lease == null ? 0 : 1, lease, null,
+                Response.EMPTY, null, null);
     }
 
     @Override

@@ -69,7 +69,8 @@ class Statements {
             interval(lease), interval(wait), limit(call.maxAttempts())};
         boolean isLimited = arguments[0] != null;
         String sql = isLimited ? beginLimited : begin;
-        return operation(connection, lease == null ? sql + SAVEPOINT : sql, isLimited ? arguments : Arrays.copyOfRange(arguments, 1, arguments.length));
+        return operation(connection, lease == null ? sql + SAVEPOINT : sql,
+                isLimited ? arguments : Arrays.copyOfRange(arguments, 1, arguments.length));
     }
 
     List<Operation> beginMany(Connection connection, String scope, List<String> keys, List<String> requests) throws SQLException {
@@ -89,7 +90,8 @@ class Statements {
         });
     }
 
-    private static PreparedStatement prepareMany(Connection connection, String sql, List<String> keys, List<String> values, String scope)
+    private static PreparedStatement prepareMany(Connection connection, String sql, List<String> keys, List<String> values,
+            String scope)
             throws SQLException {
         PreparedStatement statement = connection.prepareStatement(sql);
         statement.setArray(1, array(connection, keys));

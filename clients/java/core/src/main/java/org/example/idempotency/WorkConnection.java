@@ -21,7 +21,8 @@ final class WorkConnection {
 
     private static Object call(Connection connection, Method method, Object[] arguments) throws Throwable {
         if (REFUSED.contains(method.getName()) || method.getName().equals("rollback") && arguments == null) {
-            throw new SQLException(method.getName() + "() is not the work's to call: the transaction is the operation's", "2D000");
+            throw new SQLException(method.getName() + "() is not the work's to call: the transaction is the operation's",
+                    "2D000");
         }
         try {
             return method.invoke(connection, arguments);

@@ -59,7 +59,8 @@ class BatchTest extends OnServer {
     void whatIsNotCompletedIsNotStored() throws Exception {
         assertThrows(IdempotencyException.NotEnded.class, () -> once.batch(null, batch -> batch.beginMany(keys("1"), null)));
         assertThrows(IdempotencyException.NotOwned.class, () -> once.batch(null, batch -> batch.completeMany(keys("1"), null)));
-        assertThrows(IdempotencyException.BadArgument.class, () -> once.batch(null, batch -> batch.beginMany(keys("1"), List.of("{"))));
+        assertThrows(IdempotencyException.BadArgument.class,
+                () -> once.batch(null, batch -> batch.beginMany(keys("1"), List.of("{"))));
         assertThrows(IOException.class, () -> once.batch(null, batch -> {
             batch.beginMany(keys("1"), null);
             effect(batch.connection());
@@ -115,7 +116,8 @@ class BatchTest extends OnServer {
 
     @Test
     void aConflictAtTheCommitRepeatsWhatHasBegunNothing() throws Exception {
-        sql("CREATE SEQUENCE tries", "CREATE TABLE conflicting (key text)", "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS"
+        sql("CREATE SEQUENCE tries", "CREATE TABLE conflicting (key text)",
+                "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS"
                 + " $$BEGIN IF nextval('tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END$$",
                 "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON conflicting DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION conflict()");
         AtomicInteger runs = new AtomicInteger();

@@ -37,7 +37,8 @@ class ConnectionTest extends OnServer {
     @ParameterizedTest
     @ValueSource(strings = {"transaction", "isolation", "lease"})
     void aSessionThatWasIdleForTooLongIsNoAttempt(String what) throws Exception {
-        var impatient = new Idempotency(Transactions.of(pool), Options.DEFAULT.withRetry(1, Duration.ofMillis(1), Duration.ofMillis(1)));
+        var impatient = new Idempotency(Transactions.of(pool),
+                Options.DEFAULT.withRetry(1, Duration.ofMillis(1), Duration.ofMillis(1)));
         try (Connection watching = pool.getConnection()) {
             impatient.transaction(Call.of(key + "idle"), (connection, operation) -> {
                 execute(connection, "SET application_name = '" + key + "'");
@@ -152,7 +153,8 @@ class ConnectionTest extends OnServer {
         try (Connection kept = pool.getConnection()) {
             kept.setAutoCommit(false);
             Connection unclosed = instead(Connection.class, "close", null, kept);
-            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unclosed, pool)), Options.DEFAULT);
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unclosed, pool)),
+                    Options.DEFAULT);
             client.lease(Call.of(key), lease -> {
                 assertTrue(isLeased());
                 return Completion.of(Response.EMPTY);
@@ -175,7 +177,8 @@ class ConnectionTest extends OnServer {
                         return method.invoke(unclosed, arguments);
                     });
             for (Connection connection : List.of(enlisted, unclosed)) {
-                var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", connection, pool)), Options.DEFAULT);
+                var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", connection, pool)),
+                        Options.DEFAULT);
                 for (Executable call : List.<Executable>of(() -> client.transaction(Call.of(key), (c, operation) -> work(c)),
                         () -> client.lease(Call.of(key), lease -> Completion.of(Response.EMPTY)))) {
                     assertEquals("25001", IdempotencyException.sqlState(assertThrows(IdempotencyException.Other.class, call)));
@@ -197,7 +200,8 @@ class ConnectionTest extends OnServer {
             tested.setAutoCommit(false);
             tested.setConnectionTestQuery("SELECT 1");
             var client = new Idempotency(Transactions.of(tested), Options.DEFAULT);
-            assertEquals(Outcome.COMPLETED, client.transaction(Call.of(key), (connection, operation) -> work(connection)).outcome());
+            assertEquals(Outcome.COMPLETED,
+                    client.transaction(Call.of(key), (connection, operation) -> work(connection)).outcome());
             assertTrue(client.lease(Call.of(key), lease -> fail("it has run")).replayed());
         }
         assertEquals(1, effects());
@@ -220,7 +224,8 @@ class ConnectionTest extends OnServer {
     void theAnswerAndTheCommitAreOneTrip() throws Exception {
         try (Connection kept = pool.getConnection()) {
             Connection silent = instead(Connection.class, "commit", null, instead(Connection.class, "close", null, kept));
-            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", silent, pool)), Options.DEFAULT);
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", silent, pool)),
+                    Options.DEFAULT);
             kept.setAutoCommit(false);
             client.transaction(Call.of(key), (connection, operation) -> work(connection));
             client.lease(Call.of(key + "x"), lease -> new Completion(Response.EMPTY, this::effect));
@@ -234,8 +239,10 @@ class ConnectionTest extends OnServer {
         try (Connection kept = pool.getConnection()) {
             kept.setAutoCommit(false);
             Connection unasked = instead(Connection.class, "createStatement", null, kept);
-            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unasked, pool)), Options.DEFAULT);
-            assertEquals(Outcome.COMPLETED, client.transaction(Call.of(key), (connection, operation) -> Response.EMPTY).outcome());
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unasked, pool)),
+                    Options.DEFAULT);
+            assertEquals(Outcome.COMPLETED,
+                    client.transaction(Call.of(key), (connection, operation) -> Response.EMPTY).outcome());
         }
     }
 

@@ -73,7 +73,8 @@ class LeaseTest extends OnServer {
                     }
                     Thread.currentThread().interrupt();
                 }
-                CompletableFuture.runAsync(() -> held.forEach(LeaseTest::close), CompletableFuture.delayedExecutor(200, TimeUnit.MILLISECONDS));
+                CompletableFuture.runAsync(() -> held.forEach(LeaseTest::close),
+                        CompletableFuture.delayedExecutor(200, TimeUnit.MILLISECONDS));
                 return switch (end) {
                     case "declined" -> throw new Declined(402, null);
                     case "not done" -> throw new IdempotencyException.NotDone(null);
@@ -240,7 +241,8 @@ class LeaseTest extends OnServer {
             assertEquals("{\"charged\": 1}", lease.operation().response().payload());
             assertThrows(IdempotencyException.LeaseLost.class, () -> once.progress(first[0], "1"));
             assertThrows(IllegalArgumentException.class, () -> once.progress(lease.operation(), null));
-            assertThrows(IdempotencyException.TooLarge.class, () -> once.progress(lease.operation(), '"' + "x".repeat(2_000_000) + '"'));
+            assertThrows(IdempotencyException.TooLarge.class,
+                    () -> once.progress(lease.operation(), '"' + "x".repeat(2_000_000) + '"'));
             once.progress(lease.operation(), "null");
             return done();
         }, operation -> {

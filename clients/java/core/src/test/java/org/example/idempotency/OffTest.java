@@ -42,7 +42,8 @@ class OffTest extends OnServer {
         }
         assertEquals(3, once.<Integer, SQLException>batch(null, batch -> {
             List<Operation> operations = batch.beginMany(List.of("a", "a", "b"), null);
-            assertEquals(List.of(Outcome.ACQUIRED, Outcome.IN_PROGRESS, Outcome.ACQUIRED), operations.stream().map(Operation::outcome).toList());
+            assertEquals(List.of(Outcome.ACQUIRED, Outcome.IN_PROGRESS, Outcome.ACQUIRED),
+                    operations.stream().map(Operation::outcome).toList());
             effect(batch.connection());
             return batch.completeMany(List.of("a", "b"), null) + 1;
         }));

@@ -51,8 +51,10 @@ class OptionsTest {
             option.give.accept(LONGEST);
             boolean isPositive = option.name.equals("lease") || option.name.equals("retention");
             Duration wrong = isPositive ? Duration.ofNanos(999) : LONGEST.plusNanos(1);
-            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE), LONGEST.plusNanos(1), wrong)) {
-                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name).getMessage();
+            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE),
+                    LONGEST.plusNanos(1), wrong)) {
+                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name)
+                        .getMessage();
                 assertTrue(message.contains(option.name), message);
             }
         }

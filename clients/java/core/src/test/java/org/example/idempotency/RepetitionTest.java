@@ -59,7 +59,8 @@ class RepetitionTest {
                 }
             }, Options.DEFAULT.withRetry(2, Duration.ZERO, Duration.ZERO));
             var lost = assertThrows(IdempotencyException.ConnectionLost.class,
-                    () -> once.transaction(Call.of("k").withIsolation(opening.isolation()), (connection, operation) -> Response.EMPTY));
+                    () -> once.transaction(Call.of("k").withIsolation(opening.isolation()),
+                            (connection, operation) -> Response.EMPTY));
             assertEquals(opening.runs(), runs[0], opening::toString);
             assertEquals(2, attempts(2, Duration.ZERO, lost)); // where it comes from the work, it was not the pool of this client
         }

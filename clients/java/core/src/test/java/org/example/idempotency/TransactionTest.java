@@ -48,7 +48,8 @@ class TransactionTest extends OnServer {
         assertEquals(64, second.record().length());
         assertEquals(1, effects());
         Operation stored = once.lookup(Call.of(key));
-        assertEquals(Duration.ofDays(2), Duration.between(stored.createdAt(), stored.expiresAt()).truncatedTo(java.time.temporal.ChronoUnit.DAYS));
+        assertEquals(Duration.ofDays(2),
+                Duration.between(stored.createdAt(), stored.expiresAt()).truncatedTo(java.time.temporal.ChronoUnit.DAYS));
         assertNull(once.lookup(Call.of(key + "x")));
         assertEquals(List.of(Event.Type.ACQUIRED, Event.Type.REPLAYED), events);
     }
@@ -192,7 +193,8 @@ class TransactionTest extends OnServer {
 
     @Test
     void conflictsAreRepeatedAsOftenAsTheOptionsSay() throws Exception {
-        var quick = new Idempotency(Transactions.of(pool), once.options().withRetry(3, Duration.ofMillis(1), Duration.ofMillis(2)));
+        var quick = new Idempotency(Transactions.of(pool),
+                once.options().withRetry(3, Duration.ofMillis(1), Duration.ofMillis(2)));
         AtomicInteger runs = new AtomicInteger();
         Work<SQLException> work = (connection, operation) -> {
             effect(connection);
@@ -201,7 +203,8 @@ class TransactionTest extends OnServer {
             }
             return Response.EMPTY;
         };
-        assertEquals(Outcome.COMPLETED, quick.transaction(Call.of(key).withIsolation(Connection.TRANSACTION_SERIALIZABLE), work).outcome());
+        assertEquals(Outcome.COMPLETED,
+                quick.transaction(Call.of(key).withIsolation(Connection.TRANSACTION_SERIALIZABLE), work).outcome());
         assertEquals(1, effects());
         assertEquals(2, events.stream().filter(Event.Type.RETRIED::equals).count());
         runs.set(3);
@@ -304,7 +307,8 @@ class TransactionTest extends OnServer {
         assertEquals(1, events.stream().filter(Event.Type.IN_PROGRESS::equals).count());
         var waiting = CompletableFuture.supplyAsync(() -> {
             try {
-                return once.transaction(Call.of(key).withWait(Duration.ofSeconds(20)), (connection, operation) -> work(connection));
+                return once.transaction(Call.of(key).withWait(Duration.ofSeconds(20)),
+                        (connection, operation) -> work(connection));
             } catch (SQLException error) {
                 throw new IllegalStateException(error);
             }
@@ -320,7 +324,8 @@ class TransactionTest extends OnServer {
     void anInterruptEndsAWait() throws Exception {
         var plain = new PGSimpleDataSource();
         plain.setUrl(proxy.url());
-        var patient = new Idempotency(Transactions.of(plain), Options.DEFAULT.withRetry(9, Duration.ofDays(1), Duration.ofDays(1)));
+        var patient = new Idempotency(Transactions.of(plain),
+                Options.DEFAULT.withRetry(9, Duration.ofDays(1), Duration.ofDays(1)));
         sql("SELECT idem_begin('" + key + "', lease => '1 minute')");
         Thread.currentThread().interrupt();
         Result busy = patient.transaction(Call.of(key).withWait(Duration.ofDays(1)), (connection, operation) -> work(connection));
@@ -343,7 +348,8 @@ class TransactionTest extends OnServer {
         assertTrue(missing.getMessage().contains("the schema of the options does not exist"), missing.getMessage());
         assertEquals("3F000", IdempotencyException.sqlState(missing));
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
-        assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
+        assertThrows(IdempotencyException.BadArgument.class,
+                () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
     }
 
     @Test
@@ -359,7 +365,8 @@ class TransactionTest extends OnServer {
             assertEquals("22021", IdempotencyException.sqlState(assertThrows(IdempotencyException.class, failing)));
         }
         assertEquals(0, effects());
-        assertFalse(once.transaction(Call.of(key).withRequest("\"\ud83d\ude00\""), (connection, operation) -> work(connection)).replayed());
+        assertFalse(once.transaction(Call.of(key).withRequest("\"\ud83d\ude00\""), (connection, operation) -> work(connection))
+                .replayed());
     }
 
     /** Asked again at once, it would leave a session on the server each time. */
@@ -372,7 +379,8 @@ class TransactionTest extends OnServer {
         try (Connection blocking = pool.getConnection()) {
             blocking.setAutoCommit(false);
             execute(blocking, "LOCK TABLE idempotency_store");
-            assertThrows(IdempotencyException.ConnectionLost.class, () -> client.transaction(Call.of(key), (c, operation) -> work(c)));
+            assertThrows(IdempotencyException.ConnectionLost.class,
+                    () -> client.transaction(Call.of(key), (c, operation) -> work(c)));
             blocking.rollback();
         }
         assertEquals(List.of(Event.Type.RETRIED), events);

@@ -46,7 +46,8 @@ class UnstorableTest extends OnServer {
                     return switch (end) {
                         case "declined" -> throw new Declined(answer.getValue(), null);
                         case "declining writes" -> new Completion(done().response(), declining);
-                        default -> new Completion(answer.getValue(), end.equals("writes") ? connection -> effect(connection, own) : null);
+                        default -> new Completion(answer.getValue(),
+                                end.equals("writes") ? connection -> effect(connection, own) : null);
                     };
                 };
                 RuntimeException first = assertThrows(RuntimeException.class, () -> once.lease(Call.of(own), work), own);
@@ -54,9 +55,11 @@ class UnstorableTest extends OnServer {
                 assertEquals(answer.getKey().equals("large"), first instanceof IdempotencyException.TooLarge);
                 for (int repeat = 0; repeat < 2; repeat++) {
                     assertEquals("the work was done, and its answer could not be stored",
-                            assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(own), work), own).getMessage());
+                            assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(own), work), own)
+                                    .getMessage());
                 }
-                assertEquals(List.of(1, end.equals("writes") ? 1 : 0, 500), List.of(runs[0], effects(own), once.lookup(Call.of(own)).response().code()));
+                assertEquals(List.of(1, end.equals("writes") ? 1 : 0, 500),
+                        List.of(runs[0], effects(own), once.lookup(Call.of(own)).response().code()));
             }
             Call call = Call.of(key + answer.getKey());
             assertThrows(RuntimeException.class, () -> once.transaction(call, (connection, operation) -> {
@@ -122,7 +125,8 @@ class UnstorableTest extends OnServer {
         LeasedWork<RuntimeException> declines = lease -> {
             throw new Declined(answer, null);
         };
-        for (LeasedWork<RuntimeException> work : List.<LeasedWork<RuntimeException>>of(lease -> Completion.of(answer), declines)) {
+        for (LeasedWork<RuntimeException> work : List.<LeasedWork<RuntimeException>>of(lease -> Completion.of(answer),
+                declines)) {
             Call call = Call.of(key + work.hashCode());
             assertThrows(IdempotencyException.TooLarge.class, () -> once.lease(call, work));
             Operation stored = once.lookup(call);
@@ -149,7 +153,8 @@ class UnstorableTest extends OnServer {
                     () -> once.lease(Call.of(key), lease -> done(), operation -> new Reconciled.Done(Response.json(found))));
         }
         runOut(key);
-        assertEquals("1", once.lease(Call.of(key), lease -> done(), operation -> new Reconciled.Done(Response.json("1"))).response().payload());
+        assertEquals("1", once.lease(Call.of(key), lease -> done(), operation -> new Reconciled.Done(Response.json("1")))
+                .response().payload());
         assertEquals(0, effects());
     }
 

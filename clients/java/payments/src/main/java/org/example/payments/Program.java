@@ -67,7 +67,8 @@ public class Program {
 
         ResponseEntity<Map<String, Object>> answer() {
             String id = UUID.randomUUID().toString();
-            return ResponseEntity.status(201).header("X-Payment", id).body(Map.of("id", id, "account", account, "amount", amount.intValueExact()));
+            return ResponseEntity.status(201).header("X-Payment", id)
+                    .body(Map.of("id", id, "account", account, "amount", amount.intValueExact()));
         }
     }
 
@@ -129,7 +130,8 @@ public class Program {
     @IdempotentRequest
     ResponseEntity<Map<String, Object>> pay(@RequestBody Payment payment) throws InterruptedException {
         payment.check();
-        jdbc.getObject().update("INSERT INTO payment (account, amount, kind) VALUES (?, ?, 'payment')", payment.account(), payment.amount().intValue());
+        jdbc.getObject().update("INSERT INTO payment (account, amount, kind) VALUES (?, ?, 'payment')", payment.account(),
+                payment.amount().intValue());
         Thread.sleep(payment.slow());
         payment.decide();
         if (payment.crash()) {

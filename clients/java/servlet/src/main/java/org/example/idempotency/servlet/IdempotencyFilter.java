@@ -54,8 +54,10 @@ import org.example.idempotency.Transactions;
  */
 public final class IdempotencyFilter extends HttpFilter {
     private static final System.Logger LOG = System.getLogger(IdempotencyFilter.class.getName());
-    private static final Pattern WAIT = Pattern.compile("(?:^|,)\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
-    private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
+    private static final Pattern WAIT = Pattern.compile("(?:^|,)\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])",
+            Pattern.CASE_INSENSITIVE);
+    private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language",
+            "location", "etag");
 
     /** What a flush has thrown that a framework made before its answer: the one behind the handler would have thrown it as it is. */
     private static final String FLUSH = Exchange.class.getName() + ".flush";
@@ -193,7 +195,8 @@ public final class IdempotencyFilter extends HttpFilter {
         String query = request.getQueryString();
         String target = request.getRequestURI() + (query == null || query.isEmpty() ? "" : '?' + query);
         if (options.fingerprint != null) {
-            return Identity.fingerprint(request.getMethod(), target, options.fingerprint.apply(new ReceivedRequest(request, body)));
+            return Identity.fingerprint(request.getMethod(), target,
+                    options.fingerprint.apply(new ReceivedRequest(request, body)));
         }
         boolean isEncoded = Collections.list(request.getHeaders("Content-Encoding")).stream()
                 .anyMatch(encoding -> !encoding.isEmpty() && !encoding.equalsIgnoreCase("identity"));
@@ -457,8 +460,10 @@ public final class IdempotencyFilter extends HttpFilter {
             Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
             request.setAttribute(Exchange.class.getName(), exchange);
             try {
-                TimeLimit.run(options.timeout, exchange.connection(), () -> chain.doFilter(new ReceivedRequest(request, body), recorded));
-                if (request.getAttribute(FLUSH) instanceof RuntimeException refused && IdempotencyException.isTransient(refused)) {
+                TimeLimit.run(options.timeout, exchange.connection(),
+                        () -> chain.doFilter(new ReceivedRequest(request, body), recorded));
+                if (request.getAttribute(FLUSH) instanceof RuntimeException refused
+                        && IdempotencyException.isTransient(refused)) {
                     throw refused; // the program has answered it, but its repetition may succeed
                 }
             } catch (ServletException | RuntimeException error) {

@@ -39,7 +39,8 @@ public record Problem(int status, String type, String title, String detail, Dura
     }
 
     static Problem inProgress(Duration retryAfter) {
-        return new Problem(409, "A request is outstanding for this Idempotency-Key", AGAIN, retryAfter == null ? SECOND : retryAfter);
+        return new Problem(409, "A request is outstanding for this Idempotency-Key", AGAIN,
+                retryAfter == null ? SECOND : retryAfter);
     }
 
     static Problem of(Throwable error) {

@@ -82,7 +82,8 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
             for (String pair : new String(body, StandardCharsets.ISO_8859_1).split("&")) {
                 String[] parts = pair.split("=", 2);
                 if (!pair.isEmpty()) {
-                    all.computeIfAbsent(decode(parts[0]), name -> new ArrayList<>()).add(parts.length < 2 ? "" : decode(parts[1]));
+                    all.computeIfAbsent(decode(parts[0]), name -> new ArrayList<>())
+                            .add(parts.length < 2 ? "" : decode(parts[1]));
                 }
             }
         }

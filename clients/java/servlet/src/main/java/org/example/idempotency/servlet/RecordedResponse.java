@@ -192,7 +192,8 @@ final class RecordedResponse extends HttpServletResponseWrapper {
 
     /** A day has two digits, which those of RFC_1123_DATE_TIME have not. */
     static String httpDate(Instant time) {
-        return DateTimeFormatter.ofPattern("EEE, dd MMM yyyy HH:mm:ss 'GMT'", Locale.ENGLISH).format(time.atOffset(ZoneOffset.UTC));
+        return DateTimeFormatter.ofPattern("EEE, dd MMM yyyy HH:mm:ss 'GMT'", Locale.ENGLISH)
+                .format(time.atOffset(ZoneOffset.UTC));
     }
 
     @Override

@@ -62,7 +62,8 @@ class AnswerTest {
             Answer failed = Answer.of(new Result(Outcome.FAILED, bytes, isReplayed, 1, false, HOUR, null), "Replayed");
             assertEquals(List.of(422, List.of("3600"), isReplayed),
                     List.of(failed.status(), failed.headers().get("Retry-After"), failed.headers().containsKey("Replayed")));
-            assertEquals(200, Answer.of(new Result(Outcome.COMPLETED, bytes, isReplayed, 1, false, null, null), "Replayed").status());
+            assertEquals(200, Answer.of(new Result(Outcome.COMPLETED, bytes, isReplayed, 1, false, null, null), "Replayed")
+                    .status());
         }
     }
 }

@@ -44,8 +44,10 @@ class FilterOptionsTest {
                 new Option("maxWait", time -> OPTIONS.waits(Duration.ZERO, time)))) {
             option.give.accept(Duration.ofDays(36_500));
             option.give.accept(Duration.ZERO);
-            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofNanos(-1), Duration.ofDays(36_500).plusNanos(1))) {
-                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name).getMessage();
+            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofNanos(-1),
+                    Duration.ofDays(36_500).plusNanos(1))) {
+                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name)
+                        .getMessage();
                 assertTrue(message.startsWith(option.name), message);
             }
         }

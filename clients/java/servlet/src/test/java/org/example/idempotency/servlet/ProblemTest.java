@@ -29,7 +29,8 @@ class ProblemTest {
                 return null;
             }
         }, Options.DEFAULT.withRetry(1, Duration.ZERO, Duration.ZERO));
-        return Problem.of(assertThrows(RuntimeException.class, () -> once.transaction(Call.of("k"), (connection, operation) -> Response.EMPTY)));
+        return Problem.of(assertThrows(RuntimeException.class,
+                () -> once.transaction(Call.of("k"), (connection, operation) -> Response.EMPTY)));
     }
 
     @ParameterizedTest
@@ -57,7 +58,8 @@ class ProblemTest {
         boolean[] hasRun = new boolean[1];
         TimeLimit.run(Duration.ZERO, null, () -> hasRun[0] = true);
         assertTrue(hasRun[0]);
-        var late = assertThrows(TimeLimit.Over.class, () -> TimeLimit.run(Duration.ofMillis(1), null, () -> Thread.sleep(60_000)));
+        var late = assertThrows(TimeLimit.Over.class,
+                () -> TimeLimit.run(Duration.ofMillis(1), null, () -> Thread.sleep(60_000)));
         assertEquals(InterruptedException.class, late.getSuppressed()[0].getClass());
         assertEquals(503, Problem.of(late).status());
     }

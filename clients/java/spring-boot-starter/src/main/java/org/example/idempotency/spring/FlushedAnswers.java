@@ -43,7 +43,8 @@ final class FlushedAnswers implements ResponseBodyAdvice<Object> {
             try {
                 once.get().transactions().flush();
             } catch (RuntimeException refused) {
-                ((ServletServerHttpRequest) request).getServletRequest().setAttribute(Exchange.class.getName() + ".flush", refused);
+                ((ServletServerHttpRequest) request).getServletRequest()
+                        .setAttribute(Exchange.class.getName() + ".flush", refused);
                 throw refused;
             }
         }

@@ -107,7 +107,8 @@ public class IdempotencyAutoConfiguration {
 
     @Bean
     @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
-    static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json, IdempotentNames names) {
+    static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json,
+            IdempotentNames names) {
         var advisor = new DefaultPointcutAdvisor(new AnnotationMatchingPointcut(null, Idempotent.class, true),
                 new IdempotentInterceptor(once::getObject, json::getObject, names));
         advisor.setOrder(BEFORE_TRANSACTIONAL);
@@ -149,7 +150,8 @@ public class IdempotencyAutoConfiguration {
                 @Override
                 public String write(Object value) {
                     try {
-                        return mapper.writer(com.fasterxml.jackson.databind.SerializationFeature.FAIL_ON_EMPTY_BEANS).writeValueAsString(value);
+                        return mapper.writer(com.fasterxml.jackson.databind.SerializationFeature.FAIL_ON_EMPTY_BEANS)
+                                .writeValueAsString(value);
                     } catch (JsonProcessingException error) {
                         throw new IllegalArgumentException("the value cannot be written as JSON", error);
                     }
@@ -219,7 +221,8 @@ public class IdempotencyAutoConfiguration {
             IdempotentRequest annotation = chain != null && chain.getHandler() instanceof HandlerMethod method
                     ? method.getMethodAnnotation(IdempotentRequest.class) : null;
             return annotation == null ? null
-                    : new Route(String.valueOf(request.getAttribute(HandlerMapping.BEST_MATCHING_PATTERN_ATTRIBUTE)), annotation.lease());
+                    : new Route(String.valueOf(request.getAttribute(HandlerMapping.BEST_MATCHING_PATTERN_ATTRIBUTE)),
+                            annotation.lease());
         }
     }
 }

@@ -78,7 +78,8 @@ final class IdempotentNames implements SmartInitializingSingleton {
 
     /** One annotation is on both, as that of an interface is, or one overrides the other. */
     private static boolean isSame(Method one, Method other) {
-        return annotation(one).getSource().equals(annotation(other).getSource()) || overrides(one, other) || overrides(other, one);
+        return annotation(one).getSource().equals(annotation(other).getSource()) || overrides(one, other)
+                || overrides(other, one);
     }
 
     /** The most specific method is no bridge, so also where a type parameter has become a type. */

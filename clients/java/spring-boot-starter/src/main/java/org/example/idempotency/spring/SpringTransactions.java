@@ -79,7 +79,8 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
     private <T> T within(Body<T> body, Exception[] thrown) {
         DataSource bound = dataSource();
         // Asked first, as a connection of any DataSource becomes one of the transaction when it is taken. JTA binds none before.
-        boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(bound);
+        boolean isBound = !(manager instanceof ResourceTransactionManager)
+                || TransactionSynchronizationManager.hasResource(bound);
         Connection connection = DataSourceUtils.getConnection(bound);
         try {
             if (!isBound || !DataSourceUtils.isConnectionTransactional(connection, bound)) {

@@ -208,8 +208,10 @@ class FailedHandlersTest extends FilterFixture {
                 execute(Exchange.of(request).connection(), late);
             }
         };
-        for (Transactions transactions : new Transactions[] {Transactions.of(pool), new SpringTransactions(new JdbcTransactionManager(pool), pool)}) {
-            FilterOptions options = new FilterOptions(request -> new Route("/orders", false), request -> "ann").timeout(Duration.ofMillis(200));
+        for (Transactions transactions : new Transactions[] {Transactions.of(pool),
+                new SpringTransactions(new JdbcTransactionManager(pool), pool)}) {
+            FilterOptions options = new FilterOptions(request -> new Route("/orders", false), request -> "ann")
+                    .timeout(Duration.ofMillis(200));
             filter = new IdempotencyFilter(new Idempotency(transactions, Options.DEFAULT), options);
             runs.set(0);
             HttpResponse<String> answer = post("/orders", "ann", "1");

@@ -123,7 +123,8 @@ abstract class FilterFixture {
     }
 
     static void protect(boolean isLeased, Consumer<FilterOptions> settings) {
-        FilterOptions options = new FilterOptions(request -> new Route("/orders", isLeased), request -> request.getHeader("X-User"));
+        FilterOptions options = new FilterOptions(request -> new Route("/orders", isLeased),
+                request -> request.getHeader("X-User"));
         settings.accept(options);
         filter = new IdempotencyFilter(once, options);
     }

@@ -72,7 +72,8 @@ class FilterOptionsTest extends FilterFixture {
     @Test
     void aChangedCallIsStillTheSameOperation() throws Exception {
         answersOk();
-        protect(false, options -> options.call(call -> Call.of("one").withScope("all").withRequest("1").withRequestHash(new byte[32])
+        protect(false, options -> options.call(call -> Call.of("one").withScope("all").withRequest("1")
+                .withRequestHash(new byte[32])
                 .withRetention(Duration.ofDays(3))));
         assertEquals("run 1", post("/orders", "ann", "1").body());
         assertEquals(422, post("/orders", "ann", "2").statusCode());
@@ -130,7 +131,8 @@ class FilterOptionsTest extends FilterFixture {
             throw new ServletException("broken");
         };
         HttpResponse<String> own = post("/orders", "ann", "1");
-        assertEquals("{\"type\": \"https://example.com/tea\", \"title\": \"No \\\"tea\\\"\\u000a\", \"status\": 418}", own.body());
+        assertEquals("{\"type\": \"https://example.com/tea\", \"title\": \"No \\\"tea\\\"\\u000a\", \"status\": 418}",
+                own.body());
         assertEquals("7", own.headers().firstValue("Retry-After").orElseThrow());
         HttpResponse<String> nobody = post("/orders", "", "1");
         assertEquals(401, nobody.statusCode());

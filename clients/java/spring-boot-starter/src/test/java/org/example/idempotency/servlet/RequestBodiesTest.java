@@ -22,7 +22,8 @@ class RequestBodiesTest extends FilterFixture {
         answersOk();
         protect(false, options -> { });
         Filter protecting = filter;
-        HttpRequest.Builder chunked = withoutKey("").header("Idempotency-Key", key).header("Content-Type", "application/x-www-form-urlencoded")
+        HttpRequest.Builder chunked = withoutKey("").header("Idempotency-Key", key)
+                .header("Content-Type", "application/x-www-form-urlencoded")
                 .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1")));
         assertEquals(200, send(chunked).statusCode());
         filter = (request, response, chain) -> {
@@ -30,7 +31,8 @@ class RequestBodiesTest extends FilterFixture {
             protecting.doFilter(request, response, chain);
         };
         assertEquals(400, send(chunked).statusCode());
-        assertEquals(500, send(withoutKey("seat=1").header("Idempotency-Key", key).header("Content-Type", "application/x-www-form-urlencoded"))
+        assertEquals(500, send(withoutKey("seat=1").header("Idempotency-Key", key)
+                .header("Content-Type", "application/x-www-form-urlencoded"))
                 .statusCode());
         filter = (request, response, chain) -> {
             request.getInputStream().read();
@@ -78,7 +80,8 @@ class RequestBodiesTest extends FilterFixture {
         assertEquals(200, send(withoutKey("").header("Idempotency-Key", key + "y").header("Content-Type", "text/plain")
                 .method("PATCH", BodyPublishers.noBody())).statusCode());
         URLConnection withoutLength = uri("/orders").toURL().openConnection();
-        Map.of("X-User", "ann", "Idempotency-Key", key + "z", "Content-Type", "text/plain").forEach(withoutLength::setRequestProperty);
+        Map.of("X-User", "ann", "Idempotency-Key", key + "z", "Content-Type", "text/plain")
+                .forEach(withoutLength::setRequestProperty);
         assertEquals("HTTP/1.1 200", withoutLength.getHeaderField(0));
     }
 
@@ -106,7 +109,8 @@ class RequestBodiesTest extends FilterFixture {
                 HttpResponse.BodyHandlers.ofString()).statusCode());
         HttpResponse<String> answer = second.send(withoutKey("").header("Idempotency-Key", key)
                 .header("Content-Type", "application/x-www-form-urlencoded")
-                .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1"))).build(), HttpResponse.BodyHandlers.ofString());
+                .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1"))).build(),
+                        HttpResponse.BodyHandlers.ofString());
         assertEquals(HttpClient.Version.HTTP_2, answer.version());
         assertEquals(400, answer.statusCode());
         handler = (request, response) -> { };

@@ -54,11 +54,13 @@ class StoredAnswersTest extends FilterFixture {
             throw refusal;
         };
         for (boolean isLeased : new boolean[] {false, true}) {
-            protect(isLeased, options -> options.lifetime("Expires").optional().call(call -> call.withRetention(Duration.ofDays(3))));
+            protect(isLeased, options -> options.lifetime("Expires").optional()
+                    .call(call -> call.withRetention(Duration.ofDays(3))));
             HttpResponse<String> first = post("/orders", "ann", "1");
             assertEquals(422, first.statusCode());
             assertEquals("3600", first.headers().firstValue("Retry-After").orElseThrow());
-            Instant kept = DateTimeFormatter.RFC_1123_DATE_TIME.parse(first.headers().firstValue("Expires").orElseThrow(), Instant::from);
+            Instant kept = DateTimeFormatter.RFC_1123_DATE_TIME.parse(first.headers().firstValue("Expires").orElseThrow(),
+                    Instant::from);
             assertEquals(3, Duration.between(Instant.now().minusSeconds(60), kept).toDays());
         }
         handler = (request, response) -> response.setStatus(201);
@@ -80,7 +82,8 @@ class StoredAnswersTest extends FilterFixture {
         HttpResponse<String> endless = post("/orders", "bob", "1");
         assertEquals(200, endless.statusCode());
         assertTrue(endless.headers().firstValue("Expires").isEmpty());
-        handler = (request, response) -> execute(Exchange.of(request).connection(), "ALTER FUNCTION idem_lookup(text, text) RENAME TO gone");
+        handler = (request, response) -> execute(Exchange.of(request).connection(),
+                "ALTER FUNCTION idem_lookup(text, text) RENAME TO gone");
         try {
             assertEquals(200, post("/orders", "cat", "1").statusCode());
         } finally {
@@ -91,7 +94,8 @@ class StoredAnswersTest extends FilterFixture {
     @Test
     void aRefusalOfAServletIsReplayedByteForByteWithoutItsCookie() throws Exception {
         handler = (request, response) -> {
-            throw new Declined(new Response(409, Map.of("Set-Cookie", "a=b", "ETag", "\"1\""), "{\"no\":1}", null, Duration.ofDays(3)), null);
+            throw new Declined(new Response(409, Map.of("Set-Cookie", "a=b", "ETag", "\"1\""), "{\"no\":1}", null,
+                    Duration.ofDays(3)), null);
         };
         protect(false, options -> { });
         HttpResponse<String> first = twice(409, true);
@@ -161,7 +165,8 @@ class StoredAnswersTest extends FilterFixture {
         found[0] = new Reconciled.Done(new Response(201, Map.of("set-cookie", "a=b", "ETag", "\"1\""), "1234567890", null, null));
         HttpResponse<String> answer = twice(201, true);
         assertEquals("1234567890", answer.body());
-        assertEquals(List.of("\"1\"", ""), List.of(answer.headers().firstValue("ETag").orElse(""), answer.headers().firstValue("Set-Cookie").orElse("")));
+        assertEquals(List.of("\"1\"", ""),
+                List.of(answer.headers().firstValue("ETag").orElse(""), answer.headers().firstValue("Set-Cookie").orElse("")));
         found[0] = new Reconciled.Done(Response.EMPTY);
         assertEquals(200, post("/orders", "bob", "1").statusCode());
     }

@@ -87,7 +87,8 @@ class UnstorableAnswersTest extends FilterFixture {
         int before = effects();
         HttpResponse<String> first = post("/orders", "ann", what);
         assertEquals(List.of(500, !List.of("status", "header", "time").contains(what)),
-                List.of(first.statusCode(), first.body().contains("\"The answer is too large to be stored\"")), what + end + first.body());
+                List.of(first.statusCode(), first.body().contains("\"The answer is too large to be stored\"")),
+                        what + end + first.body());
         for (int repeat = 0; repeat < 2; repeat++) {
             HttpResponse<String> again = post("/orders", "ann", what);
             assertEquals(500, again.statusCode(), what + end);
@@ -96,7 +97,8 @@ class UnstorableAnswersTest extends FilterFixture {
         boolean writes = end.equals("answer") || end.equals("refusal") && what.equals("status"); // which statuses is not asked about
         assertEquals(List.of(1, before + (writes ? 1 : 0)), List.of(runs[0], effects()), what + end);
         String days = "SELECT round(extract(epoch FROM expires_at - created_at) / 86400)::int FROM idempotency_store WHERE scope = ?";
-        assertEquals(writes && what.equals("status") ? 1 : 90, jdbc.queryForObject(days, Integer.class, "shop unstorable " + key + what + end), what + end);
+        assertEquals(writes && what.equals("status") ? 1 : 90,
+                jdbc.queryForObject(days, Integer.class, "shop unstorable " + key + what + end), what + end);
         protect(true, options -> options.limits(1000, 1000).optional());
         if (!what.equals("server")) {
             assertTrue(send(withoutKey("1")).body().contains("\"status\": 500"));

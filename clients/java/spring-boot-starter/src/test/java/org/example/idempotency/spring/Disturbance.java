@@ -40,7 +40,8 @@ class Disturbance implements DisposableBean {
         Connection owner = others.getConnection();
         owner.setAutoCommit(false);
         for (String key : keys) {
-            new JdbcTemplate(new SingleConnectionDataSource(owner, true)).queryForList("SELECT idem_begin(?, scope => ?)", key, scope);
+            new JdbcTemplate(new SingleConnectionDataSource(owner, true))
+                    .queryForList("SELECT idem_begin(?, scope => ?)", key, scope);
         }
         return owner;
     }
@@ -54,7 +55,8 @@ class Disturbance implements DisposableBean {
             jdbc.execute("SET LOCAL transaction_read_only = on");
         } else if (isFirst && what.equals("ACQUIRED ended")) {
             int session = jdbc.queryForObject("SELECT pg_backend_pid()", Integer.class);
-            events.add("gone " + new JdbcTemplate(others).queryForObject("SELECT pg_terminate_backend(?, 60000)", Boolean.class, session));
+            events.add("gone " + new JdbcTemplate(others)
+                    .queryForObject("SELECT pg_terminate_backend(?, 60000)", Boolean.class, session));
         } else if (what.equals("IN_PROGRESS busy")) {
             busy.rollback();
         } else if (what.equals("IN_PROGRESS held") && Collections.frequency(events, what) > 20) {
@@ -68,7 +70,8 @@ class Disturbance implements DisposableBean {
     /** A work that failed and one whose session had ended ran twice, a copy not at all, and a busy operation was waited for. */
     void assertHappened() {
         assertTrue(events.containsAll(List.of("REPLAYED a", "gone true", "RETRIED ended")), events::toString);
-        var happened = Map.of("ACQUIRED a", 1, "ACQUIRED fails", 2, "ACQUIRED ended", 2, "IN_PROGRESS busy", 1, "ACQUIRED busy", 1);
+        var happened = Map.of("ACQUIRED a", 1, "ACQUIRED fails", 2, "ACQUIRED ended", 2, "IN_PROGRESS busy", 1,
+                "ACQUIRED busy", 1);
         happened.forEach((what, times) -> assertEquals(times, Collections.frequency(events, what), () -> what + " in " + events));
     }
 

@@ -277,14 +277,16 @@ class IdempotentTest {
         assertThrows(RuntimeException.class, () -> tickets.count(key, new Hidden()));
         assertThrows(RuntimeException.class, () -> tickets.hides(key, false));
         assertThrows(IllegalStateException.class, () -> tickets.names(key));
-        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.hides(key, true)).getMessage().contains("CompletableFuture"));
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.hides(key, true)).getMessage()
+                .contains("CompletableFuture"));
         assertEquals(0, effects());
     }
 
     /** What is read from its JSON may be of another class. */
     @Test
     void aResultWhoseTypeTheCallerChoosesIsRefused() {
-        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.<Ticket>any(key)).getMessage().contains("returns no T"));
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.<Ticket>any(key)).getMessage()
+                .contains("returns no T"));
     }
 
     /** Not each record with that code is one whose result could not be stored. */
@@ -315,13 +317,15 @@ class IdempotentTest {
     /** It would be stored as done while it runs elsewhere. */
     @Test
     void aFunctionOfKotlinThatMaySuspendIsRefused() {
-        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.suspends(key, new Continuation() { })).getMessage().contains("Continuation"));
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.suspends(key, new Continuation() { })).getMessage()
+                .contains("Continuation"));
     }
 
     /** Spring knows those whose library is there, as Reactor registers its own; here is none. */
     @Test
     void aPublisherIsRefused() throws Exception {
-        ReactiveAdapterRegistry.class.getMethod("registerReactiveType", ReactiveTypeDescriptor.class, Function.class, Function.class)
+        ReactiveAdapterRegistry.class.getMethod("registerReactiveType", ReactiveTypeDescriptor.class, Function.class,
+                Function.class)
                 .invoke(ReactiveAdapterRegistry.getSharedInstance(), ReactiveTypeDescriptor.noValue(Flow.Publisher.class, () -> null),
                         Function.identity(), Function.identity());
         assertTrue(assertThrows(IllegalStateException.class, () -> tickets.publishes(key)).getMessage().contains("Publisher"));
@@ -329,7 +333,8 @@ class IdempotentTest {
 
     @Test
     void aMethodThatWouldNotJoinTheTransactionIsRefused() {
-        for (Executable call : List.<Executable>of(() -> tickets.another(key), () -> tickets.without(key), () -> tickets.never(key))) {
+        for (Executable call : List.<Executable>of(() -> tickets.another(key), () -> tickets.without(key),
+                () -> tickets.never(key))) {
             assertTrue(assertThrows(IllegalStateException.class, call).getMessage().contains("joins"));
         }
         assertEquals(0, effects());
@@ -348,7 +353,8 @@ class IdempotentTest {
     @Test
     void aMethodThatACacheMayAnswerIsRefused() {
         assertTrue(assertThrows(IllegalStateException.class, () -> tickets.cached(key)).getMessage().contains("@Cacheable"));
-        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.cachedByJsr107(key)).getMessage().contains("@CacheResult"));
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.cachedByJsr107(key)).getMessage()
+                .contains("@CacheResult"));
     }
 
     /** Spring itself ignores that of a method which joins. */
@@ -376,10 +382,12 @@ class IdempotentTest {
         try (var other = new SpringExampleTest.Pool().dataSource()) {
             other.setAutoCommit(false);
             var once = new Idempotency(new SpringTransactions(new JdbcTransactionManager(dataSource), other), Options.DEFAULT);
-            assertTrue(assertThrows(IllegalStateException.class, () -> once.transaction(Call.of(key), (c, operation) -> Response.EMPTY))
+            assertTrue(assertThrows(IllegalStateException.class,
+                    () -> once.transaction(Call.of(key), (c, operation) -> Response.EMPTY))
                     .getMessage().contains("does not say which connection it uses"));
         }
-        var same = new SpringTransactions(new JdbcTransactionManager(dataSource), new TransactionAwareDataSourceProxy(dataSource));
+        var same = new SpringTransactions(new JdbcTransactionManager(dataSource),
+                new TransactionAwareDataSourceProxy(dataSource));
         var once = new Idempotency(same, Options.DEFAULT);
         once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
         new TransactionTemplate(same.manager()).executeWithoutResult(status -> {
@@ -414,7 +422,8 @@ class IdempotentTest {
         var once = new Idempotency(new SpringTransactions(manager, context.getBean(DataSource.class)), Options.DEFAULT);
         assertThrows(IdempotencyException.class, () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY));
         manager.setTransactionSynchronization(AbstractPlatformTransactionManager.SYNCHRONIZATION_NEVER);
-        assertTrue(assertThrows(IllegalStateException.class, () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY))
+        assertTrue(assertThrows(IllegalStateException.class,
+                () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY))
                 .getMessage().contains("does not say which connection it uses"));
         assertEquals(0, context.getBean(HikariDataSource.class).getHikariPoolMXBean().getActiveConnections());
     }
@@ -444,7 +453,8 @@ class IdempotentTest {
     void whatOnlyTheCommitRefusesIsAnOther() {
         var dataSource = context.getBean(DataSource.class);
         jdbc.execute("CREATE TABLE IF NOT EXISTS self (id int PRIMARY KEY, other int REFERENCES self DEFERRABLE INITIALLY DEFERRED)");
-        for (var manager : List.of(context.getBean(PlatformTransactionManager.class), new DataSourceTransactionManager(dataSource))) {
+        for (var manager : List.of(context.getBean(PlatformTransactionManager.class),
+                new DataSourceTransactionManager(dataSource))) {
             var once = new Idempotency(new SpringTransactions(manager, dataSource), Options.DEFAULT);
             var refused = assertThrows(IdempotencyException.Other.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
                 jdbc.update("INSERT INTO self VALUES (1, 2)");
@@ -471,7 +481,8 @@ class IdempotentTest {
             assertEquals(true, jdbc.queryForObject("SELECT pg_terminate_backend(" + ownId + ", 60000)", Boolean.class));
             int[] runs = new int[1];
             once.transaction(Call.of(key).withIsolation(isolation), (connection, operation) -> {
-                assertEquals(isolation == 0 ? Connection.TRANSACTION_READ_COMMITTED : isolation, connection.getTransactionIsolation());
+                assertEquals(isolation == 0 ? Connection.TRANSACTION_READ_COMMITTED : isolation,
+                        connection.getTransactionIsolation());
                 new JdbcTemplate(pool).update("INSERT INTO seat VALUES (?)", key);
                 if (++runs[0] == 1) {
                     new JdbcTemplate(pool).execute("SELECT pg_terminate_backend(pg_backend_pid())");
@@ -500,7 +511,8 @@ class IdempotentTest {
         var notDone = new IdempotencyException.NotDone(new IllegalStateException("why"));
         assertSame(notDone, assertThrows(IdempotencyException.NotDone.class,
                 () -> context.getBean(Idempotency.class).transaction(Call.of(key), (connection, operation) -> {
-                    assertThrows(SQLException.class, () -> connection.createStatement().execute("SELECT pg_terminate_backend(pg_backend_pid())"));
+                    assertThrows(SQLException.class,
+                            () -> connection.createStatement().execute("SELECT pg_terminate_backend(pg_backend_pid())"));
                     throw notDone;
                 })));
     }

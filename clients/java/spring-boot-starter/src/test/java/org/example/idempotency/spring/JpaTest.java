@@ -269,7 +269,8 @@ class JpaTest {
     @RegisterExtension
     static final InvocationInterceptor ON_ITS_THREADS = new InvocationInterceptor() {
         @Override
-        public void interceptTestMethod(Invocation<Void> test, ReflectiveInvocationContext<Method> method, ExtensionContext extension)
+        public void interceptTestMethod(Invocation<Void> test, ReflectiveInvocationContext<Method> method,
+                ExtensionContext extension)
                 throws Throwable {
             try {
                 context.getBean("applicationTaskExecutor", AsyncTaskExecutor.class).submit(() -> {
@@ -312,7 +313,8 @@ class JpaTest {
     @Test
     void keyAndEffectAreOneTransaction() throws Throwable {
         assertInstanceOf(JpaTransactionManager.class, context.getBean(PlatformTransactionManager.class));
-        assertTrue(context.getBean("idempotentAdvisor", Ordered.class).getOrder() < Ordered.LOWEST_PRECEDENCE, "before that of @Transactional");
+        assertTrue(context.getBean("idempotentAdvisor", Ordered.class).getOrder() < Ordered.LOWEST_PRECEDENCE,
+                "before that of @Transactional");
         for (int i = 0; i < 2; i++) {
             assertEquals(key, payments.persist(key, null));
         }
@@ -322,7 +324,8 @@ class JpaTest {
 
     @Test
     void bothAreRolledBackWhateverIsThrown() throws Throwable {
-        for (Throwable broken : List.of(new IllegalStateException("broken"), new AssertionError("broken"), new IOException("broken"))) {
+        for (Throwable broken : List.of(new IllegalStateException("broken"), new AssertionError("broken"),
+                new IOException("broken"))) {
             assertSame(broken, assertThrows(Throwable.class, () -> payments.persist(key, broken)));
             assertNothingIsStored();
         }
@@ -333,7 +336,8 @@ class JpaTest {
     @Test
     void aRefusalIsStoredWithoutTheEffect() {
         for (int i = 0; i < 2; i++) {
-            assertEquals(402, assertThrows(Declined.class, () -> payments.persist(key, new Declined(402, null))).response().code());
+            assertEquals(402, assertThrows(Declined.class, () -> payments.persist(key, new Declined(402, null))).response()
+                    .code());
         }
         assertEquals(0, effects());
         assertEquals(1, records());

@@ -109,7 +109,8 @@ class OwnBeansTest {
 
     @Test
     void whoAsksIsTheRemoteUserAndNobodyElse() throws Exception {
-        try (var context = SpringApplication.run(Usual.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off")) {
+        try (var context = SpringApplication.run(Usual.class, "--server.port=0", "--server.address=127.0.0.1",
+                "--spring.main.banner-mode=off")) {
             SpringExampleTest.prepared(context);
             String address = "http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port");
             var change = HttpRequest.newBuilder(URI.create(address + "/changes")).header("Idempotency-Key", key);
@@ -158,7 +159,8 @@ class OwnBeansTest {
         } finally {
             root.detachAppender(log);
         }
-        List<String> early = log.list.stream().map(ILoggingEvent::getFormattedMessage).filter(text -> text.contains("not eligible")).toList();
+        List<String> early = log.list.stream().map(ILoggingEvent::getFormattedMessage)
+                .filter(text -> text.contains("not eligible")).toList();
         assertFalse(early.isEmpty());
         assertFalse(early.toString().contains("'idempotent"), early::toString);
     }
@@ -167,7 +169,8 @@ class OwnBeansTest {
     void aProgramOfWebFluxWhoseAnnotationWouldSayNothingDoesNotStart() {
         Class<?>[] program = {IdempotentTest.Program.class, SpringExampleTest.Orders.class};
         SpringExampleTest.withoutWeb(program).close();
-        var reactive = new SpringApplicationBuilder(program).environment(new StandardReactiveWebEnvironment()).web(WebApplicationType.NONE);
+        var reactive = new SpringApplicationBuilder(program).environment(new StandardReactiveWebEnvironment())
+                .web(WebApplicationType.NONE);
         var error = assertThrows(IllegalStateException.class, () -> reactive.run("--spring.main.banner-mode=off"));
         assertTrue(error.getMessage().contains("WebFlux"), error.getMessage());
     }
