@@ -20,6 +20,8 @@ const SENDING = new Set(['unsafe', 'file', 'notify'])
  * @returns {import('./pg.js').Source<Tx>}
  */
 export function postgresSource(sql) {
+  // SQL of Bun has reserve, too, and would leave each call waiting.
+  if (!(/** @type {any} */ (sql)?.options?.parsers)) throw new TypeError('postgresSource needs what postgres(…) of postgres.js gave')
   const source = SOURCES.get(sql) ?? new Reserving(sql)
   SOURCES.set(sql, source)
   return { acquire: () => source.acquire() }

@@ -34,10 +34,12 @@ class DjangoSession(FrameworkSession):
         block = transaction.atomic(using=self.using, durable=True)
         block.__enter__()
         self.block = block
+        self.hooks = len(self.handle.run_on_commit)     # those of a TestCase around it
 
     def before(self, text: str) -> None:
         if text == ROLLBACK_TO:
             transaction.set_rollback(False, using=self.using)
+            del self.handle.run_on_commit[self.hooks:]      # of the work, which is undone
         if self.block is None and self.handle.in_atomic_block:
             raise RuntimeError("a lease must begin and end outside of other transactions")
         if self.handle.needs_rollback:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 
 import kinds
 from kinds import of, plain
-from pg_idempotency import CommitRolledBack, Declined, Idempotency, IdempotencyError, sqlstate_of
+from pg_idempotency import CommitRolledBack, Completion, Declined, Idempotency, IdempotencyError, sqlstate_of
 from pg_idempotency.django import DjangoSource
 from pg_idempotency.sqlalchemy import SQLAlchemySource
 
@@ -394,6 +394,24 @@ def test_hooks_of_django_run_after_a_real_commit_only(case, key):
             await idem.transaction(key + "2", None, work)
     case(test)
     assert ran == [key]
+
+
+@of("django")
+def test_hooks_of_django_do_not_run_for_what_was_declined(case, key, effects):
+    ran = []
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            transaction.on_commit(lambda: ran.append(operation.key))
+            raise Declined(402)
+
+        async def leased(operation, signal):
+            return Completion("x", lambda tx: work(tx, operation))
+        assert (await idem.transaction(key, None, work)).outcome == "FAILED"
+        assert (await idem.lease(key + "leased", None, leased)).outcome == "FAILED"
+    case(test)
+    assert (ran, effects()) == ([], 0)
 
 
 def test_django_inside_of_another_transaction_is_refused(key):
