@@ -21,7 +21,8 @@ const SENDING = new Set(['unsafe', 'file', 'notify'])
  */
 export function postgresSource(sql) {
   // SQL of Bun has reserve, too, and would leave each call waiting.
-  if (!(/** @type {any} */ (sql)?.options?.parsers)) throw new TypeError('postgresSource needs what postgres(…) of postgres.js gave')
+  const { options } = /** @type {any} */ (sql) ?? {}
+  if (!options?.parsers) throw new TypeError('postgresSource needs what postgres(…) of postgres.js gave')
   const source = SOURCES.get(sql) ?? new Reserving(sql)
   SOURCES.set(sql, source)
   return { acquire: () => source.acquire() }

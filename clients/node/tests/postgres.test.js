@@ -26,9 +26,10 @@ const connectedSocket = (socket = new net.Socket()) => socket.connect(`${process
 const insert = (tx, name) => tx`INSERT INTO effect VALUES (${name}, 1)`
 
 test('what is not of postgres.js is refused, also what has reserve, such as SQL of Bun', () => {
-  const bun = Object.assign(() => {}, { reserve: async () => bun, unsafe: async () => [], options: { adapter: 'postgres', max: 6 } })
+  const bun = Object.assign(() => {}, { reserve: async () => bun, options: { adapter: 'postgres', max: 6 } })
   for (const given of [undefined, null, 'postgres://x:secret@y', {}, bun]) {
-    assert.throws(() => postgresSource(/** @type {any} */ (given)), { name: 'TypeError', message: /^postgresSource needs what postgres\(…\) of postgres.js gave$/ })
+    assert.throws(() => postgresSource(/** @type {any} */ (given)),
+      { name: 'TypeError', message: 'postgresSource needs what postgres(…) of postgres.js gave' })
   }
 })
 
