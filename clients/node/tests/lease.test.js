@@ -145,15 +145,13 @@ test('writes that fail: nothing is written, and the lease stays', async (t) => {
 test('writes that end their transaction are NotOwned, and no answer that is not stored', async (t) => {
   const lost = []
   const { pool, idempotency } = idempotencyFor(t, { hooks: { leaseLost: (event) => lost.push(event) } })
-  for (const [ending, goesOn, error] of [
-    ['ROLLBACK', false, NotOwned], ['ROLLBACK; BEGIN', true, NotOwned], ['ROLLBACK', true, { code: '25P01' }],
-  ]) {
+  for (const [ending, goesOn] of [['ROLLBACK', false], ['ROLLBACK', true], ['ROLLBACK; BEGIN', true]]) {
     const key = newKey()
     const work = () => new Completion(1, async (tx) => {
       await tx.query(ending)
       if (goesOn) await effect(tx, key)
     })
-    await assert.rejects(idempotency.lease(key, null, work), error)
+    await assert.rejects(idempotency.lease(key, null, work), NotOwned)
     assert.equal((await stored(pool, key)).status, 'PENDING')
   }
   const { payload } = await idempotency.lease(newKey(), null, () => new Completion(1, (tx) => tx.query('COMMIT')))
