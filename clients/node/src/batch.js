@@ -44,7 +44,8 @@ export class Batch {
    * @throws BadArgument, Forbidden
    */
   async beginMany(keys, requests, { scope = this.#scope, requestHashes, maxAttempts } = {}) {
-    const [{ rows }] = await this.#send(scope, this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
+    const [{ rows }] = await this.#send(scope,
+      this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
     const operations = rows.map(toOperation)
     for (const operation of operations) {
       if (operation.outcome === 'ACQUIRED') {

@@ -212,7 +212,8 @@ async function complete(settings, call, operation, { outcome, isOfWork }) {
     return await end(settings, operation, once)
   } catch (error) {
     if (!isOfWork || hasWritten || (statement && !isOfAnswer(error))) return giveUp(settings, call, operation, error)
-    return withoutAnswer(settings, call, operation, { error, writes, retention: isResponse(value) ? retentionOf(value, error) : undefined })
+    return withoutAnswer(settings, call, operation,
+      { error, writes, retention: isResponse(value) ? retentionOf(value, error) : undefined })
   }
 }
 
@@ -231,7 +232,8 @@ const WITHOUT_ANSWER = Object.freeze({ code: 500, payload: undefined })
 // Ends what was done, with its writes, so that no attempt repeats it. Throws what was wrong with its answer, unless another end is stored.
 async function withoutAnswer(settings, call, operation, { error, writes, retention }) {
   const response = { ...WITHOUT_ANSWER, retention }
-  const result = await complete(settings, call, operation, { outcome: writes ? new Completion(response, writes) : response, isOfWork: false })
+  const result = await complete(settings, call, operation,
+    { outcome: writes ? new Completion(response, writes) : response, isOfWork: false })
     .catch(() => { throw error })
   if (result.outcome === 'FAILED' || result.replayed) return result
   throw error

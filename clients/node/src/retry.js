@@ -13,7 +13,8 @@ const DATABASE_DROPPED = '57P04'
  */
 export function isLost(error) {
   const state = sqlstate(error)
-  return error instanceof ConnectionLost || state?.startsWith('08') === true || state?.startsWith('57P') === true || TOO_LONG.has(state ?? '')
+  return error instanceof ConnectionLost || state?.startsWith('08') === true || state?.startsWith('57P') === true ||
+    TOO_LONG.has(state ?? '')
 }
 
 /**

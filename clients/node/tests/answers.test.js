@@ -44,8 +44,10 @@ test('what is stored of an answer, and what is sent of it', () => {
   }
   assert.deepEqual(answered({}), [200, 'application/json', undefined, 'true', '{"a":1}'])
   assert.equal(answered({ code: 0 })[0], 200)
-  assert.deepEqual(answered({ outcome: 'FAILED', retryAfter: 0, replayed: false }), [422, 'application/json', '1', undefined, '{"a":1}'])
-  assert.deepEqual(answered({ code: 202, headers: { 'content-type': 'a/b+json' } }), [202, 'a/b+json', undefined, 'true', '{"a":1}'])
+  assert.deepEqual(answered({ outcome: 'FAILED', retryAfter: 0, replayed: false }),
+    [422, 'application/json', '1', undefined, '{"a":1}'])
+  assert.deepEqual(answered({ code: 202, headers: { 'content-type': 'a/b+json' } }),
+    [202, 'a/b+json', undefined, 'true', '{"a":1}'])
   assert.deepEqual(answered({ headers: { 'retry-after': '120' }, retryAfter: 119_500 })[2], '120')
   const { headers: once } = fromStored({ ...result, headers: { 'Content-Type': 'a/b', 'Retry-After': '30', AGAIN: 'no' }, retryAfter: 12_000 }, 'Again')
   assert.deepEqual(once, { 'content-type': 'a/b', 'retry-after': '12', again: 'true' })
@@ -121,7 +123,8 @@ test('what becomes of an error of a handler, of a body parser, and of a status t
   assert.equal((await request({ transaction }, { onError }, { handle, passOn: (error) => void told.push(error) })).status, 500)
   assert.deepEqual(told.splice(0), [cause, cause])
   const causes = []
-  const once = new HttpIdempotency({}, { principal: () => 'me', wait: Infinity, onError, mapError: (error) => void causes.push(error?.cause) })
+  const once = new HttpIdempotency({},
+    { principal: () => 'me', wait: Infinity, onError, mapError: (error) => void causes.push(error?.cause) })
   for (const [error, status, title] of [
     [{ status: 413 }, 413, 'The request is too large'], [{ statusCode: 413 }, 413, 'The request is too large'],
     [{ statusCode: 400 }, 400, 'The body cannot be read'], [{ statusCode: 415 }, 415, 'Unsupported Media Type'], [null, 500, 'Internal Server Error'],

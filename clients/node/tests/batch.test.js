@@ -32,7 +32,8 @@ test('a batch compares requests by their hashes, and none where there is none', 
   const { idempotency } = idempotencyFor(t)
   const keys = [newKey(), newKey()]
   const outcomes = (...bytes) => idempotency.batch(async (batch) => {
-    const operations = await batch.beginMany(keys, undefined, { requestHashes: bytes.map((byte) => byte && Buffer.alloc(32, byte)) })
+    const operations = await batch.beginMany(keys, undefined,
+      { requestHashes: bytes.map((byte) => byte && Buffer.alloc(32, byte)) })
     const mine = operations.filter(({ outcome }) => outcome === 'ACQUIRED')
     await batch.completeMany(mine.map(({ key }) => key))
     return operations.map(({ outcome }) => outcome)
@@ -114,7 +115,8 @@ test('a batch whose work ends its transaction is NotOwned, as its effects may be
   const sql = postgres({ max: 1, onnotice: () => {} })
   t.after(() => sql.end())
   const { pool, idempotency } = idempotencyFor(t)
-  const clients = [[idempotency, (tx, text) => tx.query(text)], [new Idempotency(postgresSource(sql)), (tx, text) => tx.unsafe(text)]]
+  const clients = [[idempotency, (tx, text) => tx.query(text)],
+    [new Idempotency(postgresSource(sql)), (tx, text) => tx.unsafe(text)]]
   for (const ending of [['ROLLBACK'], ['ROLLBACK', 'BEGIN']]) {
     for (const [client, run] of clients) {
       const key = newKey()
@@ -188,7 +190,8 @@ test('the scopes of functions are those of the packages for other languages', as
   assert(functions.length > 3)
   for (const { service, own, name, scope } of functions) {
     const { idempotency } = idempotencyFor(t, { scope: service })
-    const run = idempotency.idempotent(({ operation }) => operation.scope, { key: String, name, ...(own !== null && { scope: own }) })
+    const run = idempotency.idempotent(({ operation }) => operation.scope,
+      { key: String, name, ...(own !== null && { scope: own }) })
     assert.equal(await run(newKey()), scope)
   }
 })

@@ -320,7 +320,8 @@ test('redis: nothing is left of an entry that is deleted while it pauses', { tim
     throw new Error('planned')
   }
   const consumer = await start({ handle })
-  await until(async () => await stage.settled() && await stage.client.exists([`{${stage.queue}}.test.again`, `{${stage.queue}}.test.tries`]) === 0, 'all is gone')
+  await until(async () => await stage.settled() &&
+    await stage.client.exists([`{${stage.queue}}.test.again`, `{${stage.queue}}.test.tries`]) === 0, 'all is gone')
   await consumer.stop()
 })
 

@@ -69,7 +69,8 @@ test('a pause is bounded, is never none, and is not begun beyond the deadline', 
 test('a replay is final, unless it names a time', async (t) => {
   for (const marker of ['Idempotency-Replayed', 'Idempotent-Replayed']) {
     const replayed = { [marker]: 'true' }
-    const { seen, url } = await service(t, [{ status: 409, headers: { ...replayed, 'Retry-After': '5' } }, { status: 409, headers: replayed }])
+    const { seen, url } = await service(t,
+      [{ status: 409, headers: { ...replayed, 'Retry-After': '5' } }, { status: 409, headers: replayed }])
     assert.equal((await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url)).status, 409)
     assert.equal(seen.length, 2)
   }
@@ -96,7 +97,8 @@ test('a redirect that would send a GET, or the key to another origin, is the ans
   assert.equal((await new Caller({ store: new MemoryStore() }).send('x', url)).status, 308)
   assert.equal(seen.length, 11)
   assert.deepEqual(stranger.seen, [])
-  const chain = await service(t, [{ status: 307, headers: { Location: '/a/b' } }, { status: 307, headers: { Location: 'c' } }, { status: 201 }])
+  const chain = await service(t,
+    [{ status: 307, headers: { Location: '/a/b' } }, { status: 307, headers: { Location: 'c' } }, { status: 201 }])
   assert.equal((await new Caller({ store: new MemoryStore() }).send('x', chain.url)).status, 201)
   assert.deepEqual(chain.seen.map(({ url }) => url), ['/payments', '/a/b', '/a/c'])
   await assert.rejects(new Caller({ store: new MemoryStore(), attempts: 1 }).send('x', url, { redirect: 'error' }), NoAnswer)
@@ -217,7 +219,8 @@ test('a key is on disk with its name before it is used, whoever has made it; and
   await store.forget('x')
   const handle = await open(path.dirname(directory))
   const synced = []
-  t.mock.method(Object.getPrototypeOf(handle), 'sync', async function () { synced.push((await this.stat()).isDirectory() ? 'directory' : 'file') })
+  t.mock.method(Object.getPrototypeOf(handle), 'sync',
+    async function () { synced.push((await this.stat()).isDirectory() ? 'directory' : 'file') })
   await handle.close()
   for (const [call, want] of [['keyFor', ['file', 'directory']], ['keyFor', ['directory']], ['forget', ['directory']]]) {
     await store[call]('x', newKey)

@@ -105,9 +105,11 @@ describe('a number that is none, or too large, asks no database', () => {
   test('a hash of another length, or beside a request, and one of a batch', async (t) => {
     const { idempotency } = idempotencyFor(t)
     for (const [request, length] of [[null, 31], [null, 0], [1, 32]]) {
-      await assert.rejects(idempotency.transaction(newKey(), request, notRun, { requestHash: Buffer.alloc(length) }), mistake('requestHash'))
+      await assert.rejects(idempotency.transaction(newKey(), request, notRun, { requestHash: Buffer.alloc(length) }),
+        mistake('requestHash'))
     }
-    await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { requestHashes: [Buffer.alloc(31)] })), mistake('requestHash'))
+    await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { requestHashes: [Buffer.alloc(31)] })),
+      mistake('requestHash'))
   })
   test('no header with the time until which an answer is kept', () => { middleware({ lifetime: '' }) })
   test('numbers of an answer and of a batch', async (t) => {
@@ -115,7 +117,8 @@ describe('a number that is none, or too large, asks no database', () => {
     for (const retention of [0, -1, 1e300]) {
       await assert.rejects(idempotency.transaction(newKey(), null, () => ({ payload: 1, retention })), duration('retention'))
     }
-    const declining = (retryAfter) => idempotency.transaction(newKey(), null, () => { throw new Declined(402, null, { retryAfter }) })
+    const declining = (retryAfter) => idempotency.transaction(newKey(), null,
+      () => { throw new Declined(402, null, { retryAfter }) })
     for (const past of [-1, -1e300, '-1', '-1 year']) assert.equal((await declining(past)).retryAfter, 0)
     for (const retryAfter of [NaN, 1e300]) {
       await assert.rejects(declining(retryAfter), duration('retryAfter'))
@@ -123,7 +126,8 @@ describe('a number that is none, or too large, asks no database', () => {
     for (const maxLostAttempts of [-1, 1.5, NaN, 2 ** 31, '1; COMMIT']) {
       await assert.rejects(idempotency.transaction(newKey(), null, notRun, { maxLostAttempts }), mistake('maxLostAttempts'))
     }
-    await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { maxAttempts: -1 })), mistake('maxAttempts'))
+    await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { maxAttempts: -1 })),
+      mistake('maxAttempts'))
   })
 })
 

@@ -38,7 +38,8 @@ test('a request that is answered while it waits for a connection: nothing runs, 
     setImmediate(() => { res.status(503).end('too slow'); ended() })
     next()
   }
-  const { post, errors, runs } = await app(t, 'transaction', (req, res) => { calls++; res.end('done') }, { pool, before: [giveUp] })
+  const { post, errors, runs } = await app(t, 'transaction', (req, res) => { calls++; res.end('done') },
+    { pool, before: [giveUp] })
   const answer = post()
   await gone
   taken.release()
@@ -98,7 +99,8 @@ test('a handler whose stream breaks off, or that destroys its response, is answe
     assert.deepEqual([...answers.map(({ status }) => status), errors.length], [500, 500, 2])
   }
   let calls = 0
-  const { post } = await app(t, 'transaction', (req, res) => pipeline(++calls === 1 ? breaksOff('40001') : ['done'], res.status(201)))
+  const { post } = await app(t, 'transaction',
+    (req, res) => pipeline(++calls === 1 ? breaksOff('40001') : ['done'], res.status(201)))
   const { status, body } = await post()
   assert.deepEqual([status, body, calls], [201, 'done', 2])
 })
@@ -146,7 +148,8 @@ for (const [name, write] of Object.entries(WAYS)) {
     const key = newKey()
     const [first, second] = [await post(key), await post(key)]
     for (const { status, body, headers } of [first, second]) {
-      assert.deepEqual([status < 204, body, headers['x-a'], headers['x-b'], headers['x-before']], [true, 'done!', 'b', undefined, 'set'])
+      assert.deepEqual([status < 204, body, headers['x-a'], headers['x-b'], headers['x-before']],
+        [true, 'done!', 'b', undefined, 'set'])
     }
     assert.deepEqual([second.headers['idempotency-replayed'], second.status], ['true', first.status])
     assert.equal(first.headers['x-powered-by'], name.startsWith('another') ? undefined : 'Express')
@@ -200,9 +203,11 @@ test('a header that HTTP cannot carry goes to the error handler', async (t) => {
 })
 
 test('a body that a parser has read without keeping it is refused where it says too little', async (t) => {
-  const { post, errors } = await app(t, 'transaction', (req, res) => { res.status(201).end() }, { principal: () => 'me', before: [express.json()] })
+  const { post, errors } = await app(t, 'transaction', (req, res) => { res.status(201).end() },
+    { principal: () => 'me', before: [express.json()] })
   const status = async (body, type = 'application/json') => (await post(newKey(), body, type)).status
-  assert.deepEqual([await status('{"n":1}'), await status('[]'), await status('{}'), await status('x=1', 'text/x-any')], [201, 201, 201, 201])
+  assert.deepEqual([await status('{"n":1}'), await status('[]'), await status('{}'), await status('x=1', 'text/x-any')],
+    [201, 201, 201, 201])
   for (const lossy of ['{"n":9007199254740993}', '[1e400]', '{"n":"\ufffd"}']) assert.equal(await status(lossy), 500)
   assert.match(errors[0].message, /keepBody/)
   assert.equal(errors.length, 3)
@@ -231,7 +236,8 @@ test('a stream that a middleware has read, or that Express 4 has left with {}', 
     for (const body of ['[12345678]', '[123456789]']) seen.push((await post(newKey(), body, 'application/json', chunked)).status)
     assert.deepEqual(seen, answers)
   }
-  const four = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [(req, res, next) => { req.body = {}; next() }] })
+  const four = await app(t, 'transaction', (req, res) => { res.end('ran') },
+    { principal: () => 'me', before: [(req, res, next) => { req.body = {}; next() }] })
   const key = newKey()
   const status = async (body) => (await four.post(key, body, 'text/xml')).status
   assert.deepEqual([await status('<a/>'), await status('<a/>'), await status('<b/>')], [200, 200, 422])
@@ -241,7 +247,8 @@ test('what was kept is compared though a middleware has made text of it; bytes t
   const { keepBody } = expressIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me' })
   for (const [encoding, answers] of [['hex', [200, 200, 422]], ['utf8', [500, 500, 500]]]) {
     const read = async (req, res, next) => { req.setEncoding(encoding).resume(); await events.once(req, 'end'); next() }
-    const { post } = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [keepBody(), keepBody(), read] })
+    const { post } = await app(t, 'transaction', (req, res) => { res.end('ran') },
+      { principal: () => 'me', before: [keepBody(), keepBody(), read] })
     const key = newKey()
     const seen = []
     for (const byte of [0xff, 0xff, 0xfe]) seen.push((await post(key, Buffer.from([byte]), 'text/plain')).status)
@@ -285,7 +292,8 @@ for (const option of ['principal', 'scope']) {
 test('a database that does not say until when an answer is kept costs the header, and no more', async (t) => {
   const proxy = await Proxy.forTest(t)
   const clock = new FakeClock()
-  const once = expressIdempotency(new Idempotency(poolFor(t, { ...proxy.options, max: 1 }), { clock }), { principal: () => newKey(), lifetime: 'Until' })
+  const once = expressIdempotency(new Idempotency(poolFor(t, { ...proxy.options, max: 1 }), { clock }),
+    { principal: () => newKey(), lifetime: 'Until' })
   const app = express()
   app.post('/', once.transaction((req, res) => { res.end('done') }))
   const port = await portOf(t, app.listen(0, '127.0.0.1'))
@@ -323,7 +331,8 @@ test('a middleware may end the response later, as one that waits for a store of 
     res.end = (...given) => { setImmediate(() => end.apply(res, given)); return res }
     next()
   }
-  const { post } = await app(t, 'transaction', (req, res) => res.status(201).json({ paid: 1 }), { before: [later], principal: () => 'anyone' })
+  const { post } = await app(t, 'transaction', (req, res) => res.status(201).json({ paid: 1 }),
+    { before: [later], principal: () => 'anyone' })
   const key = newKey()
   for (const replayed of [undefined, 'true']) {
     const { status, body, headers } = await post(key)

@@ -130,7 +130,8 @@ for (const style of ['transaction', 'lease']) {
       route('/circle', circular)
       route('/hook', {}, { preSerialization: async () => { throw new Error('hook') } })
       route('/sent', Object.assign(new Error('sent'), { statusCode: 404 }))
-      route('/late', { done: true }, { onSend: async (request, reply, payload) => { if (payload !== 'late') throw new Error('late') } })
+      route('/late', { done: true },
+        { onSend: async (request, reply, payload) => { if (payload !== 'late') throw new Error('late') } })
     })
     for (const path of ['/circle', '/hook']) {
       const { status, headers } = await post(path)
@@ -152,14 +153,18 @@ test('other errors, and other routes, are left to the application', async (t) =>
     fastify.addHook('onRequest', async (request, reply) => { reply.header('X-Before', 'set') })
     fastify.setErrorHandler((error, request, reply) => reply.code(418).send(error.message))
     fastify.post('/plain', async () => 'plain')
-    fastify.post('/refused', { preHandler: async () => { throw new Error('no') } }, fastify.idempotent.transaction(async () => 'x'))
-    fastify.post('/own', { errorHandler: (error, request, reply) => reply.code(417).send('own') }, fastify.idempotent.transaction(async () => 'x'))
+    fastify.post('/refused', { preHandler: async () => { throw new Error('no') } },
+      fastify.idempotent.transaction(async () => 'x'))
+    fastify.post('/own', { errorHandler: (error, request, reply) => reply.code(417).send('own') },
+      fastify.idempotent.transaction(async () => 'x'))
   })
   assert.equal((await post('/refused')).body, 'no')
   const broken = (path) => post(path, '{"a":').then(({ status }) => status)
-  assert.deepEqual([await broken('/plain'), (await post('/refused')).status, await broken('/refused'), await broken('/own')], [418, 418, 400, 417])
+  assert.deepEqual([await broken('/plain'), (await post('/refused')).status, await broken('/refused'), await broken('/own')],
+    [418, 418, 400, 417])
   const unsupported = await post('/refused', 'a', 'text/x-any')
-  assert.deepEqual([unsupported.status, unsupported.headers['content-type'], unsupported.headers['x-before']], [415, 'application/problem+json', 'set'])
+  assert.deepEqual([unsupported.status, unsupported.headers['content-type'], unsupported.headers['x-before']],
+    [415, 'application/problem+json', 'set'])
 })
 
 test('what stands before a handler stays: hooks of its route, headers, and the server as `this`', async (t) => {
@@ -188,14 +193,16 @@ test('what stands before a handler stays: hooks of its route, headers, and the s
 test('under HTTP/2 a body needs no header: one that no parser has read is refused, and none is none', async (t) => {
   const fastify = Fastify({ http2: true })
   fastify.addContentTypeParser('*', (request, payload, done) => done(null))
-  await fastify.register(fastifyIdempotency, { idempotency: new Idempotency(poolFor(t)), principal: () => newKey(), onError() {} })
+  await fastify.register(fastifyIdempotency,
+    { idempotency: new Idempotency(poolFor(t)), principal: () => newKey(), onError() {} })
   fastify.post('/', fastify.idempotent.transaction(() => 'ran'))
   const session = http2.connect(await fastify.listen({ port: 0, host: '127.0.0.1' }))
   t.after(() => fastify.close())
   t.after(() => session.close())
   const type = { 'content-type': 'text/x' }
   for (const [body, want, more] of [['x', 500, type], [undefined, 200, type], ['x', 500], ['', 200], [undefined, 200]]) {
-    const request = session.request({ ':method': 'POST', 'idempotency-key': newKey(), ...more }, { endStream: body === undefined })
+    const request = session.request({ ':method': 'POST', 'idempotency-key': newKey(), ...more },
+      { endStream: body === undefined })
     if (body !== undefined) request.end(body)
     const [headers] = await once(request.resume(), 'response')
     assert.equal(headers[':status'], want)

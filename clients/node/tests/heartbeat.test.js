@@ -38,7 +38,8 @@ test('a network that hangs: the work is told when the lease is over, and the cal
   // The same while the end is sent.
   const other = await Proxy.forTest(t)
   const { idempotency: ending } = idempotencyFor(t, {}, { ...other.options, max: 2, connectionTimeoutMillis: 2000 })
-  await assert.rejects(ending.lease(newKey(), null, async () => { await other.order('hang'); return 1 }, { lease: '1 s' }), { name: 'LeaseLost' })
+  await assert.rejects(ending.lease(newKey(), null, async () => { await other.order('hang'); return 1 }, { lease: '1 s' }),
+    { name: 'LeaseLost' })
 })
 
 test('a heartbeat that gets no connection in time: the lease is lost', async (t) => {

@@ -62,7 +62,8 @@ async function post(app, path, key = newKey()) {
 for (const [name, application] of Object.entries(APPLICATIONS)) {
   test(`${name}: an error that has a response is answered as without the package`, async (t) => {
     const pool = poolFor(t)
-    const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono thrown', required: false, onError: (error) => errors.push(error) })
+    const once = honoIdempotency(new Idempotency(pool),
+      { scope: () => 'hono thrown', required: false, onError: (error) => errors.push(error) })
     await pool.query("SELECT idem_set_policy('hono thrown', max_lost_attempts => 1)")
     const errors = []
     const without = application(routes((handler) => handler))
@@ -71,7 +72,8 @@ for (const [name, application] of Object.entries(APPLICATIONS)) {
       const expected = await post(without, path)
       assert.ok(expected.rejected || expected.headers.some(([name]) => name === 'x-before'), path)
       const key = newKey()
-      assert.deepEqual([await post(transaction, path, key), await post(transaction, path, null), await post(lease, path)], [expected, expected, expected], path)
+      assert.deepEqual([await post(transaction, path, key), await post(transaction, path, null), await post(lease, path)],
+        [expected, expected, expected], path)
       // what is refused is no lost attempt, and is not stored
       const again = await post(transaction, path, key)
       if (path === '/busy' || path === '/broken') assert.equal(JSON.parse(again.body).reason, 'attempts lost', path)
@@ -188,11 +190,13 @@ test('JSON that is none, where only the handler finds out, is refused; a SyntaxE
     method: 'POST', body, headers: { 'content-type': 'application/json', ...headers },
   })).status
   const keyed = { 'idempotency-key': newKey() }
-  const refused = [await status('/read', '{"a"'), await status('/read', '', keyed), await status('/read', '{"a"', { ...keyed, 'content-encoding': 'x' })]
+  const refused = [await status('/read', '{"a"'), await status('/read', '', keyed),
+    await status('/read', '{"a"', { ...keyed, 'content-encoding': 'x' })]
   assert.deepEqual(refused, [400, 400, 400])
   const cut = new ReadableStream({ pull: (controller) => controller.error(new Error('cut')) })
   assert.equal((await app.request('/read', { method: 'POST', body: cut, duplex: 'half', headers: keyed })).status, 400)
-  const failed = [await status('/own', '{}'), await status('/other', '{"a"'), await status('/read', '{"a"', { 'content-type': 'text/plain' })]
+  const failed = [await status('/own', '{}'), await status('/other', '{"a"'),
+    await status('/read', '{"a"', { 'content-type': 'text/plain' })]
   assert.deepEqual(failed, [500, 500, 500])
 })
 
@@ -240,7 +244,8 @@ test('an answer of another realm, whose status has no body, to a request without
     for (let i = 0; i < 2; i++) seen.push((await app.request(`/${status}`, { method: 'POST', headers })).status)
     assert.deepEqual(seen, [status, status])
   }
-  const request = new Request('http://localhost/200', { method: 'POST', body: '{}', headers: { 'idempotency-key': newKey() }, signal: gone.signal })
+  const request = new Request('http://localhost/200',
+    { method: 'POST', body: '{}', headers: { 'idempotency-key': newKey() }, signal: gone.signal })
   assert.equal((await app.request(request)).headers.get('x-gone'), 'true')
 })
 
@@ -268,7 +273,8 @@ test('a lease is done whose Response @hono/node-server cannot make, which it tri
   const port = await portOf(t, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }))
   const titles = []
   for (let call = 0; call < 2; call++) {
-    const { body } = await send(port, { method: 'POST', path: '/', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': key } })
+    const { body } = await send(port,
+      { method: 'POST', path: '/', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': key } })
     titles.push(JSON.parse(body).title)
   }
   assert.deepEqual([titles, await effects(pool, name)], [['Internal Server Error', 'The answer could not be stored'], 1])

@@ -77,7 +77,8 @@ onEachFramework((framework, server) => {
     const { pool, post, errors } = await server(t, () => ({ status: 201, body: whole, headers: { 'Content-Type': 'text/plain' } }), {
       scope: () => `${framework} large`,
     })
-    await pool.query(`SELECT idem_set_policy($1, max_response_size => 200, too_large_response => '{"at":"/1"}')`, [`${framework} large`])
+    await pool.query(`SELECT idem_set_policy($1, max_response_size => 200, too_large_response => '{"at":"/1"}')`,
+      [`${framework} large`])
     const key = newKey()
     const answers = [await post(key), await post(key)]
     assert.deepEqual(answers.map(({ status, body, headers }) => [status, body, headers['idempotency-replayed']]), [

@@ -20,7 +20,8 @@ onEachFramework((framework, server) => {
     assert.deepEqual(seen, [429, 403, 404, 201])
     const failing = newKey()
     status = 500
-    assert.deepEqual([(await post(failing)).status, (await post(failing)).status, (await post(failing)).status, errors], [500, 500, 422, []])
+    assert.deepEqual([(await post(failing)).status, (await post(failing)).status, (await post(failing)).status, errors],
+      [500, 500, 422, []])
   })
 
   test('transaction: an error that is answered below 500 is no lost attempt, another one is', async (t) => {
@@ -143,7 +144,8 @@ onEachFramework((framework, server) => {
     assert.deepEqual([mine.status, JSON.parse(mine.body).title, own, link, type.split(';')[0]],
       [418, 'mine', 'b', '</docs/keys>; rel="describedby"', 'text/plain'])
     const declined = await post(undefined, '{}', { headers: { 'x-once': `"${newKey()}"` } })
-    assert.deepEqual([declined.status, declined.body, declined.headers['content-type'].split(';')[0]], [402, '{"reason":"thrown"}', 'application/json'])
+    assert.deepEqual([declined.status, declined.body, declined.headers['content-type'].split(';')[0]],
+      [402, '{"reason":"thrown"}', 'application/json'])
   })
 
   test('an error is answered in a shape of one\'s own', async (t) => {
@@ -154,12 +156,14 @@ onEachFramework((framework, server) => {
         ({ status, headers: { ...headers, 'content-type': 'text/plain' }, body: error instanceof KeyReused ? {} : title }),
     })
     const missing = await post(undefined)
-    assert.deepEqual([missing.status, missing.headers['content-type'].split(';')[0], missing.body], [400, 'text/plain', 'Idempotency-Key is missing'])
+    assert.deepEqual([missing.status, missing.headers['content-type'].split(';')[0], missing.body],
+      [400, 'text/plain', 'Idempotency-Key is missing'])
     // a body that cannot be sent
     const key = newKey()
     await post(key, '{"a":1}')
     const reused = await post(key, '{"a":2}')
-    assert.deepEqual([reused.status, JSON.parse(reused.body).title, told], [422, 'Idempotency-Key is already used', ['TypeError']])
+    assert.deepEqual([reused.status, JSON.parse(reused.body).title, told],
+      [422, 'Idempotency-Key is already used', ['TypeError']])
   })
 
   test('an onError that fails changes no answer', async (t) => {
@@ -227,7 +231,8 @@ onEachFramework((framework, server) => {
       await effect(tx, key)
       throw new Declined(402, { reason: 'no money' })
     }
-    const { pool, post } = await server(t, () => ({ status: 201, body: 'charged', writes: decline }), { style: 'lease', required: false })
+    const { pool, post } = await server(t, () => ({ status: 201, body: 'charged', writes: decline }),
+      { style: 'lease', required: false })
     for (const answer of [await post(key), await post(key), await post()]) {
       assert.deepEqual([answer.status, answer.body], [402, '{"reason":"no money"}'])
     }

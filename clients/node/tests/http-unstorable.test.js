@@ -20,7 +20,8 @@ onEachFramework((framework, server) => {
   for (const style of ['transaction', 'lease']) {
     test(`${style}: what is no JSON of a handler or a fingerprint is a 500, and the service is told`, async (t) => {
       let own = NaN
-      const { post, errors } = await server(t, () => { throw new Declined(402, { own }) }, { style, fingerprint: () => ({ own: own || 1 }) })
+      const { post, errors } = await server(t, () => { throw new Declined(402, { own }) },
+        { style, fingerprint: () => ({ own: own || 1 }) })
       assert.equal((await post(newKey())).status, 500)
       own = 1n
       assert.equal((await post(newKey())).status, 500)
@@ -57,7 +58,8 @@ onEachFramework((framework, server) => {
     assert.deepEqual([status, JSON.parse(body).title], [500, 'The answer is too large to be stored'])
     assert.deepEqual([await effects(pool, key), errors.length], [0, 1])
     for (const style of ['transaction', 'lease']) {
-      const keyless = await server(t, () => ({ status: 201, body: 'x'.repeat(1001) }), { style, maxResponse: 1000, required: false })
+      const keyless = await server(t, () => ({ status: 201, body: 'x'.repeat(1001) }),
+        { style, maxResponse: 1000, required: false })
       assert.equal((await keyless.post()).status, 500)
     }
     size = 1000
@@ -97,7 +99,8 @@ onEachFramework((framework, server) => {
     const scope = (request) => `${framework} unstorable ${headerOf(request, 'x-scope') ?? ''}`
     let answer
     let runs = 0
-    const { pool, post, errors } = await server(t, () => { runs++; return answer() }, { style: 'lease', scope, maxResponse: 1000 })
+    const { pool, post, errors } = await server(t, () => { runs++; return answer() },
+      { style: 'lease', scope, maxResponse: 1000 })
     await pool.query('SELECT idem_set_policy($1, max_response_size => 200)', [`${framework} unstorable small`])
     const [small, large, wrong] = [{ 'x-scope': 'small' }, 'The answer is too large to be stored', 'Internal Server Error']
     const give = (status, body) => (key) => ({ status, body: body(), writes: (tx) => effect(tx, key) })

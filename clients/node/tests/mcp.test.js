@@ -69,7 +69,8 @@ test('the same key once; a replay says so, and other arguments are refused', asy
   const key = newKey()
   const args = { to: 'é', parts: [1, 2.5, null] }
   const call = (principal = 'ann', given = args, name = 'send') =>
-    tools.transaction(name, principal, key, given, async (tx, operation) => { await effect(tx, key); return { by: operation.scope } })
+    tools.transaction(name, principal, key, given,
+      async (tx, operation) => { await effect(tx, key); return { by: operation.scope } })
   const first = await call()
   assert.deepEqual(first, {
     content: [{ type: 'text', text: '{"by":"tests tool send ann"}' }], structuredContent: { by: 'tests tool send ann' }, isError: false,
@@ -250,7 +251,8 @@ test('a key in _meta, and a tool with an output schema', async (t) => {
   const { pool, tools } = toolsFor(t)
   const server = new McpServer({ name: 'test', version: '1' })
   server.registerTool('send', { inputSchema: { to: z.string() }, outputSchema: { to: z.string() } }, (args, { _meta }) =>
-    tools.transaction('send', 'ann', _meta?.['pg-idempotency/key'], args, async (tx) => { await effect(tx, _meta['pg-idempotency/key']); return args }))
+    tools.transaction('send', 'ann', _meta?.['pg-idempotency/key'], args,
+      async (tx) => { await effect(tx, _meta['pg-idempotency/key']); return args }))
   const [ours, theirs] = InMemoryTransport.createLinkedPair()
   await server.connect(theirs)
   const client = new Client({ name: 'test', version: '1' })
@@ -301,7 +303,8 @@ const TRANSPORTS = {
     return { client, kill: () => { process.kill(transport.pid, 'SIGKILL'); return closed.promise } }
   },
   async http(t, program, env) {
-    const child = spawn(process.execPath, [program, '0'], { env: { ...process.env, ...env }, stdio: ['ignore', 'inherit', 'pipe'] })
+    const child = spawn(process.execPath, [program, '0'],
+      { env: { ...process.env, ...env }, stdio: ['ignore', 'inherit', 'pipe'] })
     const kill = async () => { if (child.kill('SIGKILL')) await once(child, 'exit') }
     t.after(kill)
     const [address] = await once(createInterface({ input: child.stderr }), 'line')

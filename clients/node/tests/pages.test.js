@@ -28,15 +28,18 @@ async function play(t, table, post, revoke) {
       method: 'POST', body: JSON.stringify({ account: 'a', amount }),
       headers: { 'content-type': 'application/json', 'idempotency-key': key, ...(token && { authorization: `Bearer ${token}` }) },
     })
-    return [response.status, response.headers.get('idempotency-replayed'), response.status === 201 ? await response.json() : undefined]
+    return [response.status, response.headers.get('idempotency-replayed'),
+      response.status === 201 ? await response.json() : undefined]
   }
   const answer = { account: 'a', amount: 30 }
   assert.deepEqual([await pay('ada'), await pay('ada')], [[201, null, answer], [201, 'true', answer]])
   assert.deepEqual(await pay('ada', 31), [422, null, undefined])
-  assert.deepEqual([await pay(), await pay('eve'), await pay('bob')], [[401, null, undefined], [401, null, undefined], [201, null, answer]])
+  assert.deepEqual([await pay(), await pay('eve'), await pay('bob')],
+    [[401, null, undefined], [401, null, undefined], [201, null, answer]])
   revoke?.('Bearer ada')
   if (revoke) assert.equal((await pay('ada'))[0], 401)
-  assert.deepEqual((await pool.query(`SELECT * FROM ${table} ORDER BY name`)).rows, [{ name: 'ada', ...answer }, { name: 'bob', ...answer }])
+  assert.deepEqual((await pool.query(`SELECT * FROM ${table} ORDER BY name`)).rows,
+    [{ name: 'ada', ...answer }, { name: 'bob', ...answer }])
 }
 
 async function prepare(t, table) {

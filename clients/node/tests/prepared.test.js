@@ -33,7 +33,8 @@ test('a statement that failed when it was new is prepared again, and one that is
   const { idempotency, pool } = idempotencyFor(t, {}, { max: 1 })
   const refused = () => assert.rejects(idempotency.transaction('x'.repeat(256), null, () => 1), { code: 'ID400' })
   // The complete is new, and is not even prepared.
-  await assert.rejects(idempotency.transaction(newKey(), null, (tx) => tx.query('SELECT 1/0').catch(() => {})), { name: 'CommitRolledBack' })
+  await assert.rejects(idempotency.transaction(newKey(), null, (tx) => tx.query('SELECT 1/0').catch(() => {})),
+    { name: 'CommitRolledBack' })
   // The first time the begin is new, and is refused.
   for (let i = 0; i < 2; i++) await refused()
   let runs = 0

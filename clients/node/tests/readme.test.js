@@ -69,7 +69,8 @@ await idempotency.lease('k', null, ({ fence }, signal) => {
   const token: bigint | null = fence
   return signal.aborted ? 1 : new Completion(token, (tx: pg.PoolClient) => tx.query('SELECT 1'))
 }, { reconcile: () => Reconciled.unknown({ retryAfter: 5 }) })
-const named = idempotency.idempotent(async ({ tx }, n: number) => (await tx.query('SELECT 1')).rowCount, { key: String, name: 'named' })
+const named = idempotency.idempotent(async ({ tx }, n: number) => (await tx.query('SELECT 1')).rowCount,
+  { key: String, name: 'named' })
 const count: number | null = await named(2)
 const leased = idempotency.idempotent(({ signal }, n: number) => signal.aborted, { key: String, name: 'leased', style: 'lease' })
 const double = idempotency.idempotent((context, n: number) => n * 2, { key: (n) => String(n), name: 'double' })
@@ -82,7 +83,8 @@ await tagged.transaction('k', null, async (sql) => (await sql\`SELECT 1\`).lengt
 interface Request extends IncomingMessage { body: any, params: Record<string, string>, query: object, originalUrl: string, user: string, get(name: string): string | undefined }
 interface Response extends ServerResponse { status(code: number): this, json(value: any): this, send(value: any): this, set(name: string, value: string): this }
 const app = { post: (path: string, handler: (req: Request, res: Response, next: (error?: any) => void) => unknown) => {} }
-const once = expressIdempotency(idempotency, { principal: (req: Request) => req.user, statuses: (status) => status === 404 ? 'release' : undefined })
+const once = expressIdempotency(idempotency,
+  { principal: (req: Request) => req.user, statuses: (status) => status === 404 ? 'release' : undefined })
 app.post('/a', once.transaction(async (req, res, { tx }) => { res.status(201).json([req.user, (await tx.query('SELECT 1')).rows]) }))
 app.post('/b', once.lease((req: Request, res: Response, { signal, operation }) => { res.json([operation?.fence === null, signal.aborted]) }))
 once.transaction((req, res) => { res.send(req.user) })
@@ -99,16 +101,21 @@ fastify.post<{ Body: { amount: number } }>('/a', onFastify.transaction(async (re
 }))
 const handle = () => idempotency.transaction('k', null, () => 1)
 const onError = (error: unknown) => console.error(error)
-await KafkaConsumer.start(new Kafka({ brokers: [] }), { idempotency, topic: 't', groupId: 'g', handle: async ({ topic, value }) => settle(await handle()), onError })
+await KafkaConsumer.start(new Kafka({ brokers: [] }),
+  { idempotency, topic: 't', groupId: 'g', handle: async ({ topic, value }) => settle(await handle()), onError })
 const nats = await connect()
-await NatsConsumer.start(nats, { idempotency, jetstream: jetstream(nats), stream: 's', durable: 'd', handle: ({ subject }) => handle() })
-await NatsConsumer.start(await connectByVersion2(), { idempotency, stream: 's', durable: 'd', handle: (message: JsMsg) => handle() })
+await NatsConsumer.start(nats,
+  { idempotency, jetstream: jetstream(nats), stream: 's', durable: 'd', handle: ({ subject }) => handle() })
+await NatsConsumer.start(await connectByVersion2(),
+  { idempotency, stream: 's', durable: 'd', handle: (message: JsMsg) => handle() })
 await RedisConsumer.start(createClient(), { idempotency, stream: 's', group: 'g', handle: ({ fields }) => handle() })
-await RabbitConsumer.start({ createConfirmChannel: async () => ({}) }, { idempotency, queue: 'q', handle: ({ content }) => handle() })
+await RabbitConsumer.start({ createConfirmChannel: async () => ({}) },
+  { idempotency, queue: 'q', handle: ({ content }) => handle() })
 const tools = new Tools(idempotency, { onError })
 const mcp = new McpServer({ name: 'a', version: '1' })
 mcp.registerTool('a', { inputSchema: { key: z.string(), amount: z.number() } }, ({ key, ...request }, { authInfo }) =>
-  tools.transaction('a', String(authInfo?.clientId), key, request, async (tx, { attempt }) => ({ attempt, rows: (await tx.query('SELECT 1')).rows }), { wait: '5 s' }))
+  tools.transaction('a', String(authInfo?.clientId), key, request,
+    async (tx, { attempt }) => ({ attempt, rows: (await tx.query('SELECT 1')).rows }), { wait: '5 s' }))
 mcp.registerTool('b', { inputSchema: { id: z.string() } }, (request, call) =>
   tools.lease('b', 'me', call._meta?.['pg-idempotency/key'] ?? keyOfArguments(request), request, ({ fence }, signal) => ({ fence: String(fence), lost: signal.aborted }),
     { lease: '1 min', reconcile: () => Reconciled.unknown() }))

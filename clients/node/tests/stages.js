@@ -165,7 +165,8 @@ class RedisStage {
 
   async start(options) {
     const { RedisConsumer } = await import('pg-idempotency/redis')
-    return RedisConsumer.start(this.client, { ...QUICK, stream: this.queue, group: 'test', prefetch: 4, idle: 300, poll: 20, ...options })
+    return RedisConsumer.start(this.client,
+      { ...QUICK, stream: this.queue, group: 'test', prefetch: 4, idle: 300, poll: 20, ...options })
   }
 
   key = (entry) => entry.fields.key

@@ -77,7 +77,8 @@ test('what is declined and cannot be stored is kept away for as long as it asked
 test('a function whose result cannot be stored: the same', async (t) => {
   const { idempotency } = idempotencyFor(t)
   let runs = 0
-  const once = idempotency.idempotent(() => { runs++; return () => {} }, { name: 'unstorable', key: (key) => key, style: 'lease' })
+  const once = idempotency.idempotent(() => { runs++; return () => {} },
+    { name: 'unstorable', key: (key) => key, style: 'lease' })
   const key = newKey()
   await assert.rejects(once(key), BadArgument)
   await assert.rejects(once(key), Unstorable)

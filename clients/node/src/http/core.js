@@ -185,7 +185,8 @@ export class HttpIdempotency {
     const key = parseKey(header(name.toLowerCase()), { name, strict }) ?? await makeKey?.(request)
     if (key !== undefined && typeof key !== 'string') throw new TypeError('the option "makeKey" has to give a string, or undefined')
     if (key === undefined && required) {
-      throw new Problem(400, `${name} is missing`, { detail: 'This request needs a key, a string that is new for each new request.' })
+      throw new Problem(400, `${name} is missing`,
+        { detail: 'This request needs a key, a string that is new for each new request.' })
     }
     return key
   }

@@ -111,7 +111,8 @@ export function inLowerCase(headers) {
 }
 
 function busy(title, ms) {
-  return new Problem(503, title, { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
+  return new Problem(503, title,
+    { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
 }
 
 /**
