@@ -172,7 +172,8 @@ def test_what_comes_behind_a_rollback_of_the_work_does_not_stay(case, key, effec
         assert await state()
         with pytest.raises(KeyError):
             await idem.transaction(key + "x", None, broken)
-    case(test, size=1)
+        await idem.transaction(key + "y", None, plain)      # the pool has its place back
+    case(test, size=1, timeout=3)
     assert effects() == 0
 
 
