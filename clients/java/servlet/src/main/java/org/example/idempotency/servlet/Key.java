@@ -21,7 +21,7 @@ final class Key {
         if (values.size() != 1) {
             return null;
         }
-        String value = values.get(0).replaceAll("^[ \t]+|[ \t]+$", "");
+        String value = values.get(0).strip();
         Matcher string = QUOTED.matcher(value);
         String key = string.matches() ? string.group(1).replaceAll("\\\\(.)", "$1")
                 : !isStrict && value.matches(BARE) ? value : null;

@@ -2,6 +2,7 @@ package org.example.idempotency.servlet;
 
 import static org.junit.jupiter.api.Assertions.*;
 
+import java.time.Duration;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 
@@ -25,5 +26,8 @@ class KeyTest {
         for (String value : List.of("a".repeat(100_000), longest + "a", "\\\"".repeat(100_000), "k\"" + ";a=b".repeat(100_000))) {
             assertNull(Key.of(List.of('"' + value + '"'), false));
         }
+        String spaces = " \t".repeat(500_000);
+        assertEquals("a", Key.of(List.of(spaces + "a" + spaces), false));
+        assertTimeoutPreemptively(Duration.ofSeconds(30), () -> assertNull(Key.of(List.of("a" + spaces + "a"), false)));
     }
 }
