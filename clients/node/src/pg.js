@@ -92,15 +92,22 @@ class PgConnection {
   #ended = false
   /** @type {Promise<unknown> | undefined} */
   #cancelled
-  // Whether a transaction is open, as the server said at the end of the last statement.
+  // Whether a transaction is open, as the server said at the end of the last statement. It says so behind an error, often in a packet
+  // of its own: until then, the work is not told of the error.
   #status
-  #ready = ({ status }) => { this.#status = status }
+  #settled = Promise.resolve()
+  #settle = () => {}
+  #events = {
+    errorMessage: () => { this.#settled = new Promise((resolve) => { this.#settle = resolve }) },
+    readyForQuery: ({ status }) => { this.#status = status; this.#settle() },
+    end: () => this.#settle(),
+  }
 
   constructor(client) {
     this.#client = client
     watch(client)
-    // before the client's own listener, which may run the work
-    client.connection.prependListener('readyForQuery', this.#ready)
+    // before the client's own listeners, which may run the work
+    for (const [event, listener] of Object.entries(this.#events)) client.connection.prependListener(event, listener)
     this.tx = this.#guarded()
   }
 
@@ -123,7 +130,8 @@ class PgConnection {
   close(broken) {
     if (this.#closed) return
     this.#closed = true
-    this.#client.connection.off('readyForQuery', this.#ready)
+    for (const [event, listener] of Object.entries(this.#events)) this.#client.connection.off(event, listener)
+    this.#settle()
     if (this.#cancelled) this.#cancelled.then(() => this.#client.release(broken))
     else this.#client.release(broken)
   }
@@ -149,13 +157,19 @@ class PgConnection {
     return new ConnectionLost('the connection was lost', { cause: error })
   }
 
+  #query(args) {
+    const tell = (callback) => (error, ...result) => error ? this.#settled.then(() => callback(error)) : callback(error, ...result)
+    const sent = this.#client.query(...args.map((arg) => typeof arg === 'function' ? tell(arg) : arg))
+    return sent?.catch?.(async (error) => { await this.#settled; throw error }) ?? sent
+  }
+
   // The client, for as long as the transaction is open. A statement that came later would run outside of
   // it, on a connection that somebody else has taken from the pool. Where the work has ended the transaction, as a Kysely
   // does that opens one of its own, it would commit by itself, and again with each attempt.
   #guarded() {
     const query = (...args) => {
-      if (this.#ended) return refuse(args, ended())
-      return this.#status === 'I' ? refuse(args, left()) : this.#client.query(...args)
+      if (this.#ended) return refuse(this.#client, args, ended())
+      return this.#status === 'I' ? refuse(this.#client, args, left()) : this.#query(args)
     }
     const own = { query, release: notYours, end: notYours }
     return new Proxy(this.#client, {
@@ -181,11 +195,14 @@ function sendCancel({ host, port, processID, secretKey }) {
 
 const AS_TEXT = { getTypeParser: () => (value) => value }
 
-function refuse(args, error) {
-  const callback = args.find((arg) => typeof arg === 'function')
-  if (!callback) return Promise.reject(error)
-  process.nextTick(callback, error)
-  return undefined
+// As the client refuses one itself.
+function refuse({ connection }, args, error) {
+  const [query] = args
+  const callback = args.find((arg) => typeof arg === 'function') ?? query?.callback
+  const isSubmittable = typeof query?.submit === 'function'
+  if (!callback && !isSubmittable) return Promise.reject(error)
+  process.nextTick(() => callback ? callback(error) : query.handleError(error, connection))
+  return isSubmittable ? query : undefined
 }
 
 function notYours() {
