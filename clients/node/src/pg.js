@@ -98,7 +98,10 @@ class PgConnection {
   #settled = Promise.resolve()
   #settle = () => {}
   #events = {
-    errorMessage: () => { this.#settled = new Promise((resolve) => { this.#settle = resolve }) },
+    errorMessage: () => {
+      this.#settle()    // a server that shuts down sends a second error
+      this.#settled = new Promise((resolve) => { this.#settle = resolve })
+    },
     readyForQuery: ({ status }) => { this.#status = status; this.#settle() },
     end: () => this.#settle(),
   }

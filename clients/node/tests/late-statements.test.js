@@ -23,6 +23,25 @@ function slowSocket() {
   return socket
 }
 
+// The server is shut down between the two: a second error comes in place of the second packet.
+function dyingSocket() {
+  const socket = new net.Socket()
+  const { emit } = socket
+  socket.emit = (name, data) => {
+    if (name !== 'data' || data[0] !== 'E'.charCodeAt(0)) return emit.call(socket, name, data)
+    const error = data.subarray(0, 1 + data.readUInt32BE(1))
+    emit.call(socket, name, error)
+    setTimeout(20).then(() => { emit.call(socket, name, error); socket.destroy() })
+    return true
+  }
+  return socket
+}
+
+test('a connection that ends between an error and what the server says of the transaction', { timeout: 20_000 }, async (t) => {
+  const { idempotency } = idempotencyFor(t, { retry: { attempts: 1 } }, { max: 1, stream: dyingSocket })
+  await assert.rejects(idempotency.transaction(newKey(), null, (tx) => tx.query('SELECT 1/0')))
+})
+
 for (const pipeline of [false, true]) {
   const title = `a COMMIT that has failed, and a statement behind it${pipeline ? ', with pipeline' : ''}`
   test(title, { timeout: 20_000 }, async (t) => {
