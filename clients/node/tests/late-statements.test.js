@@ -1,14 +1,17 @@
 // Statements that the work sends behind the end of its transaction.
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import net from 'node:net'
 import { test } from 'node:test'
 import { setTimeout } from 'node:timers/promises'
 import pg from 'pg'
 import { NotOwned } from 'pg-idempotency'
-import { effect, effects, idempotencyFor, newKey } from './support.js'
+import { sourceOf } from '../src/pg.js'
+import { abandoning, inTransaction } from '../src/transaction.js'
+import { effect, effects, idempotencyFor, newKey, poolFor } from './support.js'
 
 // An error of the server and what it says of the transaction come in two packets, and may come apart.
-function slowSocket() {
+function slowSocket(pause = 20) {
   const socket = new net.Socket()
   const { emit } = socket
   let late = false
@@ -17,7 +20,7 @@ function slowSocket() {
     const end = data[0] === 'E'.charCodeAt(0) ? 1 + data.readUInt32BE(1) : late ? 0 : data.length
     late = end < data.length || data[0] === 'E'.charCodeAt(0)
     if (end > 0) emit.call(socket, name, data.subarray(0, end))
-    if (end < data.length) { late = false; setTimeout(20).then(() => emit.call(socket, name, data.subarray(end))) }
+    if (end < data.length) { late = false; setTimeout(pause, null, { ref: false }).then(() => emit.call(socket, name, data.subarray(end))) }
     return true
   }
   return socket
@@ -45,7 +48,7 @@ test('a connection that ends between an error and what the server says of the tr
 for (const pipeline of [false, true]) {
   const title = `a COMMIT that has failed, and a statement behind it${pipeline ? ', with pipeline' : ''}`
   test(title, { timeout: 20_000 }, async (t) => {
-    const { pool, idempotency } = idempotencyFor(t, {}, { max: 1, stream: slowSocket, pipeline })
+    const { pool, idempotency } = idempotencyFor(t, {}, { max: 1, stream: () => slowSocket(), pipeline })
     const key = newKey()
     const commits = [
       (tx) => tx.query('COMMIT').catch(() => {}),
@@ -102,4 +105,15 @@ test('each form of a query that comes too late hears that it does', { timeout: 2
     }), NotOwned)
     assert.equal((await form(left)).code, '25P01')
   }
+})
+
+test('work that was given up hears of its error, though the server says nothing more', { timeout: 20_000 }, async (t) => {
+  const pool = poolFor(t, { max: 1, stream: () => slowSocket(60_000) })
+  let statement
+  await assert.rejects(inTransaction({ source: sourceOf(pool) }, async ({ tx }) => {
+    statement = assert.rejects(tx.query('SELECT 1/0'), { code: '22012' })
+    await once(tx.connection, 'errorMessage')
+    throw abandoning(new Error('too late'))
+  }), /too late/)
+  await statement
 })
