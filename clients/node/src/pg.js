@@ -92,8 +92,8 @@ class PgConnection {
   #ended = false
   /** @type {Promise<unknown> | undefined} */
   #cancelled
-  // Whether a transaction is open, as the server said at the end of the last statement. It says so behind an error, often in a packet
-  // of its own: until then, the work is not told of the error.
+  // Whether a transaction is open, as the server said at the end of the last statement. It says so behind an error, often in
+  // a packet of its own: until then, the work is not told of the error.
   #status
   #settled = Promise.resolve()
   #settle = () => {}
@@ -161,7 +161,8 @@ class PgConnection {
   }
 
   #query(args) {
-    const tell = (callback) => (error, ...result) => error ? this.#settled.then(() => callback(error)) : callback(error, ...result)
+    const tell = (callback) => (error, ...result) =>
+      error ? this.#settled.then(() => callback(error)) : callback(error, ...result)
     const sent = this.#client.query(...args.map((arg) => typeof arg === 'function' ? tell(arg) : arg))
     return sent?.catch?.(async (error) => { await this.#settled; throw error }) ?? sent
   }

@@ -20,7 +20,10 @@ function slowSocket(pause = 20) {
     const end = data[0] === 'E'.charCodeAt(0) ? 1 + data.readUInt32BE(1) : late ? 0 : data.length
     late = end < data.length || data[0] === 'E'.charCodeAt(0)
     if (end > 0) emit.call(socket, name, data.subarray(0, end))
-    if (end < data.length) { late = false; setTimeout(pause, null, { ref: false }).then(() => emit.call(socket, name, data.subarray(end))) }
+    if (end < data.length) {
+      late = false
+      setTimeout(pause, null, { ref: false }).then(() => emit.call(socket, name, data.subarray(end)))
+    }
     return true
   }
   return socket
