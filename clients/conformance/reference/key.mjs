@@ -2,7 +2,8 @@
 // or the same without its quotes.
 import { createHash, randomUUID } from 'node:crypto'
 
-const QUOTED = /^"((?:[ !#-[\]-~]|\\["\\])*)"((?:; *[a-z*][a-z0-9_.*-]*(?:=[\w.-]+)?)*)$/
+const STRING = /(?:[ !#-[\]-~]|\\["\\])*/.source
+const QUOTED = new RegExp(`^"(${STRING})"((?:; *[a-z*][a-z0-9_.*-]*(?:=[\\w.-]+|="${STRING}")?)*)$`)
 const BARE = /^[!#-'*+\--:<-[\]-~]+$/
 
 // An error whose message may be shown to the client.
