@@ -427,6 +427,19 @@ def test_django_inside_of_another_transaction_is_refused(key):
         assert idem.transaction(key, None, plain).payload == "x"
 
 
+def test_hooks_of_a_testcase_stay_where_work_in_it_is_declined(key):
+    def work(tx, operation):
+        transaction.on_commit(lambda: None)
+        raise Declined(402)
+    block = transaction.atomic()
+    block._from_testcase = True
+    with block:
+        transaction.on_commit(own := lambda: None)
+        assert Idempotency(DjangoSource()).transaction(key, None, work).outcome == "FAILED"
+        assert [hook[1] for hook in transaction.get_connection().run_on_commit] == [own]
+        transaction.set_rollback(True)
+
+
 def test_django_without_autocommit_is_refused(key):
     """What nobody commits would pass as success."""
     connection.set_autocommit(False)
