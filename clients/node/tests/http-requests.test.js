@@ -37,6 +37,16 @@ onEachFramework((framework, server) => {
     assert.equal(await status(key, '{}', { headers: { 'content-type': 'Application/JSON ; charset=utf-8' } }), 201)
   })
 
+  test('no space but a blank or a tab is left out around a key', async (t) => {
+    const { status } = await server(t, () => ({ status: 201 }))
+    const key = newKey()
+    // Node writes a text as UTF-8, and the headers before it, too.
+    const ask = (text) => status(text, Buffer.from('{}'))
+    for (const [around, expected] of [[' ', 201], ['\t', 201], ['\u00a0', 400]]) {
+      assert.deepEqual([await ask(key + around), await ask(`"${key}"${around}`), await ask(around + key)], Array(3).fill(expected))
+    }
+  })
+
   test('a fingerprint of one\'s own is compared beside method and target', async (t) => {
     const { status } = await server(t, () => ({ status: 201 }), {
       fingerprint: async (request) => headerOf(request, 'x-own'), methods: ['POST', 'put'], scope: () => `${framework} own fingerprint`,

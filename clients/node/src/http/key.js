@@ -1,10 +1,13 @@
 // The key in a header: a string of structured fields (RFC 8941, `"abc"`), or, unless the option says
 // otherwise, the same without its quotes. Both spellings are one key.
-import { parseItem } from 'structured-headers'
 import { Problem } from './problem.js'
 
 // What a key may look like without quotes: visible ASCII without what delimits strings, lists and parameters.
-const BARE = /^[!#-'*+\--:<-[\]-~]+$/
+const BARE = /([!#-'*+\--:<-[\]-~]+)/.source
+// RFC 8941, 3.3.3: printable ASCII; a quote and a backslash are escaped. Parameters may follow, and are ignored (3.1.2).
+const STRING = /"((?:[ !#-[\]-~]|\\["\\])*)"/.source
+const QUOTED = new RegExp(`^[ \t]*${STRING}(?:; *[a-z*][a-z0-9_.*-]*(?:=${BARE}|=${STRING})?)*[ \t]*$`)
+const UNQUOTED = new RegExp(`^[ \t]*${BARE}[ \t]*$`)
 const LONGEST = 255
 
 /**
@@ -16,24 +19,14 @@ const LONGEST = 255
 export function parseKey(values, { name, strict }) {
   if (values.length === 0) return undefined
   if (values.length > 1) throw malformed(name, 'It was sent more than once.')
-  const text = values[0].trim()
-  const key = !strict && BARE.test(text) ? text : parseString(name, text, strict)
+  const quoted = QUOTED.exec(values[0])
+  const key = quoted ? quoted[1].replaceAll(/\\(.)/g, '$1') : !strict && UNQUOTED.exec(values[0])?.[1]
+  if (typeof key !== 'string') {
+    throw malformed(name, `It has to be a string in quotes${strict ? '' : ', or letters, digits and - . _ without'}.`)
+  }
   if (key.length === 0) throw malformed(name, 'It is empty.')
   if (key.length > LONGEST) throw malformed(name, `It is longer than ${LONGEST} characters.`)
   return key
-}
-
-function parseString(name, text, strict) {
-  let value
-  try {
-    [value] = parseItem(text)
-  } catch {
-    value = undefined
-  }
-  if (typeof value !== 'string') {
-    throw malformed(name, `It has to be a string in quotes${strict ? '' : ', or letters, digits and - . _ without'}.`)
-  }
-  return value
 }
 
 function malformed(name, detail) {
