@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 
+	"example.org/idempotency"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // errNotYours is what Commit and Rollback of the work's transaction return.
 var errNotYours = errors.New("pgxv5: the client ends the transaction: return an error to roll it back")
+
+// errLeft: what came behind a ROLLBACK or COMMIT of the work's own would commit by itself, and again with each attempt.
+var errLeft = fmt.Errorf("%w: the work ended its transaction: %w", idempotency.ErrNotOwned, pgx.ErrTxClosed)
 
 // transaction is the pgx.Tx that the work gets, or a savepoint of it. BEGIN was sent
 // with idem_begin, so it cannot be pgx's own.
@@ -23,13 +27,23 @@ type transaction struct {
 	ended  bool
 }
 
-// isOver: it has ended, or what it is a savepoint of has.
-func (t *transaction) isOver() bool { return t.ended || t.parent != nil && t.parent.isOver() }
+// over is an error if it has ended, or what it is a savepoint of has. The server told of its state with its last answer.
+func (t *transaction) over() error {
+	for one := t; one != nil; one = one.parent {
+		if one.ended {
+			return pgx.ErrTxClosed
+		}
+	}
+	if t.conn.PgConn().TxStatus() == 'I' {
+		return errLeft
+	}
+	return nil
+}
 
 // Begin sets a savepoint.
 func (t *transaction) Begin(ctx context.Context) (pgx.Tx, error) {
-	if t.isOver() {
-		return nil, pgx.ErrTxClosed
+	if err := t.over(); err != nil {
+		return nil, err
 	}
 	t.nested++
 	name := fmt.Sprintf("%s_%d", cmp.Or(t.name, "idempotency_nested"), t.nested)
@@ -53,8 +67,8 @@ func (t *transaction) end(ctx context.Context, command string) error {
 	if t.parent == nil {
 		return errNotYours
 	}
-	if t.isOver() {
-		return pgx.ErrTxClosed
+	if err := t.over(); err != nil {
+		return err
 	}
 	t.ended = true
 	_, err := t.conn.Exec(ctx, command+t.name)
@@ -63,15 +77,15 @@ func (t *transaction) end(ctx context.Context, command string) error {
 
 func (t *transaction) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
 	source pgx.CopyFromSource) (int64, error) {
-	if t.isOver() {
-		return 0, pgx.ErrTxClosed
+	if err := t.over(); err != nil {
+		return 0, err
 	}
 	return t.conn.CopyFrom(ctx, table, columns, source)
 }
 
 func (t *transaction) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if t.isOver() {
-		return closedBatch{}
+	if err := t.over(); err != nil {
+		return closedBatch{err: err}
 	}
 	return t.conn.SendBatch(ctx, batch)
 }
@@ -83,29 +97,29 @@ func (t *transaction) LargeObjects() pgx.LargeObjects {
 }
 
 func (t *transaction) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if t.isOver() {
-		return nil, pgx.ErrTxClosed
+	if err := t.over(); err != nil {
+		return nil, err
 	}
 	return t.conn.Prepare(ctx, name, sql)
 }
 
 func (t *transaction) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
-	if t.isOver() {
-		return pgconn.CommandTag{}, pgx.ErrTxClosed
+	if err := t.over(); err != nil {
+		return pgconn.CommandTag{}, err
 	}
 	return t.conn.Exec(ctx, sql, arguments...)
 }
 
 func (t *transaction) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
-	if t.isOver() {
-		return closedRows{}, pgx.ErrTxClosed
+	if err := t.over(); err != nil {
+		return closedRows{err: err}, err
 	}
 	return t.conn.Query(ctx, sql, arguments...)
 }
 
 func (t *transaction) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
-	if t.isOver() {
-		return closedRows{}
+	if err := t.over(); err != nil {
+		return closedRows{err: err}
 	}
 	return t.conn.QueryRow(ctx, sql, arguments...)
 }

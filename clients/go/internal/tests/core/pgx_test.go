@@ -85,6 +85,36 @@ func TestSavepoints(t *testing.T) {
 	same(t, "effects", effects(t, key), "1")
 }
 
+// What would commit by itself is refused, also behind a savepoint that was left, and says why.
+func TestEndedByText(t *testing.T) {
+	client, key := idempotency.New(onPgx.open(t, serverURL, 1), idempotency.Options{}), newKey()
+	work := func(ctx context.Context, tx pgx.Tx) error {
+		inner, err := tx.Begin(ctx)
+		must(t, err)
+		must(t, onPgx.exec(ctx, tx, "SAVEPOINT own"))
+		must(t, onPgx.exec(ctx, tx, "ROLLBACK TO own"))
+		must(t, onPgx.insert(ctx, inner, key))
+		must(t, onPgx.exec(ctx, tx, "ROLLBACK"))
+		var failure error
+		for _, tx := range []pgx.Tx{tx, inner} {
+			batch := &pgx.Batch{}
+			batch.Queue("INSERT INTO effect VALUES ($1)", key)
+			wantError(t, onPgx.insert(ctx, tx, key), idempotency.ErrNotOwned)
+			wantError(t, tx.QueryRow(ctx, "INSERT INTO effect VALUES ($1) RETURNING key", key).Scan(&key), idempotency.ErrNotOwned)
+			wantError(t, tx.SendBatch(ctx, batch).Close(), idempotency.ErrNotOwned)
+			_, err = tx.CopyFrom(ctx, pgx.Identifier{"effect"}, []string{"key"}, pgx.CopyFromRows([][]any{{key}}))
+			wantError(t, err, idempotency.ErrNotOwned)
+			_, failure = client.BeginMany(ctx, tx, []string{key}, nil)
+			wantError(t, failure, idempotency.ErrNotOwned)
+		}
+		return failure
+	}
+	_, err := client.Transaction(background, key, nil, does(work))
+	wantError(t, err, idempotency.ErrNotOwned)
+	wantError(t, client.Run(background, work), idempotency.ErrNotOwned)
+	same(t, "effects", effects(t, key), "0")
+}
+
 // A transaction of the caller's own, of pgx, is refused after its end, too.
 func TestBatchAfterTheEnd(t *testing.T) {
 	pool, err := pgxv5.Connect(background, serverURL+"&pool_max_conns=1")

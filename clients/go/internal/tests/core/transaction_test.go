@@ -40,7 +40,6 @@ func transactionTests[Tx any]() tests[Tx] {
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
 		"Isolation": testIsolation[Tx], "RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
 		"CancelledStatement": testCancelledStatement[Tx], "CancelledCommit": testCancelledCommit[Tx], "RefusedCommit": testRefusedCommit[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
-		"EndedByTheWork": testEndedByTheWork[Tx],
 	}
 }
 
@@ -565,8 +564,14 @@ func testRetention[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-// Work that ends the transaction is not repeated: what it writes afterwards is committed each time.
-func testEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
+// Work that ends the transaction is not repeated: with database/sql, what it writes afterwards is committed each time.
+func TestEndedByTheWork(t *testing.T) {
+	t.Run("pgx", func(t *testing.T) { testEndedByTheWork(t, onPgx, "0") })
+	t.Run("database/sql", func(t *testing.T) { testEndedByTheWork(t, onSQL, "1") })
+	t.Run("database/sql with pgx", func(t *testing.T) { testEndedByTheWork(t, onSQLBy("pgx"), "1") })
+}
+
+func testEndedByTheWork[Tx any](t *testing.T, b backend[Tx], committed string) {
 	client := b.client(t, idempotency.Options{Retry: quick})
 	for _, statement := range []string{"ROLLBACK", "COMMIT"} {
 		key, runs := newKey(), 0
@@ -578,7 +583,7 @@ func testEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
 		wantError(t, err, idempotency.ErrNotOwned)
 		same(t, "is lost", errors.Is(err, idempotency.ErrConnectionLost), false)
 		same(t, "runs", runs, 1)
-		same(t, "effects", effects(t, key), "1")
+		same(t, "effects", effects(t, key), committed)
 	}
 }
 
@@ -611,7 +616,7 @@ func TestBatchEndedByTheWork(t *testing.T) {
 
 func testBatchEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
-	for _, ending := range [][]string{{"ROLLBACK"}, {"ROLLBACK", "BEGIN"}} {
+	for _, ending := range []string{"ROLLBACK", "ROLLBACK; BEGIN"} {
 		key := newKey()
 		wantError(t, client.Run(background, func(ctx context.Context, tx Tx) error {
 			_, err := client.BeginMany(ctx, tx, []string{key}, nil)
@@ -619,9 +624,7 @@ func testBatchEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
 			must(t, b.insert(ctx, tx, key))
 			_, err = client.CompleteMany(ctx, tx, []string{key}, nil)
 			must(t, err)
-			for _, statement := range ending {
-				_ = b.exec(ctx, tx, statement)
-			}
+			_ = b.exec(ctx, tx, ending)
 			return nil
 		}), idempotency.ErrNotOwned)
 		same(t, "effects", effects(t, key), "0")
