@@ -102,14 +102,17 @@ definition_require_raw(Relation table, const char *name, const RawColumn *column
 	}
 }
 
+/* Records of a table that does not inherit any more are not found: their operations would run again. */
 pg_noreturn static void
-refuse_member(const char *name, const char *why)
+refuse_member(Form_pg_class member, Oid owner, const char *why)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table \"%s\" inherits from idempotency_store, and cannot keep operations", name),
+			 errmsg("table \"%s\" inherits from idempotency_store, and cannot keep operations", NameStr(member->relname)),
 			 errdetail_internal("%s", why),
-			 errhint("Run ALTER TABLE ... NO INHERIT for it.")));
+			 member->relowner != owner ?
+			 errhint("Run ALTER TABLE ... OWNER TO, so that the store and its tables belong to one role.") :
+			 errhint("If it has no records, run ALTER TABLE ... NO INHERIT for it.")));
 }
 
 /* Why the table of a ring cannot be trusted; NULL: it can. */
@@ -143,7 +146,7 @@ definition_require_member(Oid table, Oid owner)
 	definition_require_logged(NameStr(member.relname), member.relpersistence, LOSS_OF_STORE);
 	fault = fault_of_member(&member, owner);
 	if (fault != NULL)
-		refuse_member(NameStr(member.relname), fault);
+		refuse_member(&member, owner, fault);
 	return true;
 }
 

@@ -94,4 +94,27 @@ is($node->safe_psql('from_idem', 'SELECT lock_key FROM idem.idempotency_secret')
 	  eq $node->safe_psql('to_idem_plain', 'SELECT lock_key FROM idem.idempotency_secret'),
 	'', 'the key of the lock ids is not dumped');
 
+# A dump has the owner of the tables of a ring, but not that of the extension.
+query('CREATE ROLE keeper; CREATE DATABASE kept');
+$node->safe_psql('kept', q{CREATE EXTENSION idempotency; SELECT idem_partition_store('12 hours')});
+$node->safe_psql('kept', 'SELECT idem_gc()') for 1, 2;
+$node->safe_psql('kept', q{BEGIN; SELECT idem_begin('k'), idem_complete('k', retention => '1 hour'); COMMIT});
+like($node->safe_psql('kept', 'SELECT tableoid::regclass FROM idempotency_store'), qr/_p/, 'a record is in the ring');
+
+sub give_to_keeper ($database, $tables)
+{
+	$node->safe_psql($database, "SELECT format('ALTER TABLE %s OWNER TO keeper', t) FROM ($tables) all_of (t) \\gexec");
+	return;
+}
+
+my $of_extension = q{SELECT objid::regclass FROM pg_depend WHERE classid = 'pg_class'::regclass AND deptype = 'e'
+	AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency')};
+give_to_keeper('kept', "$of_extension UNION SELECT name::regclass FROM idempotency_partitions");
+dump_and_restore('kept', 'kept_by_another', 'custom');
+my ($stdout, $stderr);
+$node->psql('kept_by_another', q{SELECT idem_begin('k')}, stdout => \$stdout, stderr => \$stderr);
+like($stderr, qr/belongs to another role.*HINT:  Run ALTER TABLE \.\.\. OWNER TO/s, 'tables of two owners are an error, which says what helps');
+give_to_keeper('kept_by_another', $of_extension);
+is($node->safe_psql('kept_by_another', q{SELECT outcome FROM idem_begin('k')}), 'COMPLETED', 'and then the record is a replay');
+
 done_testing();
