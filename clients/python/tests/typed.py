@@ -2,7 +2,10 @@
 
 from typing import Any, assert_type
 
+from starlette.applications import Starlette
+
 from pg_idempotency import AsyncIdempotency, Idempotency, Operation, Result, idempotent
+from pg_idempotency.http.asgi import IdempotencyMiddleware
 
 
 def of(idem: Idempotency, idem_async: AsyncIdempotency) -> None:
@@ -27,3 +30,12 @@ def of(idem: Idempotency, idem_async: AsyncIdempotency) -> None:
         assert_type(await ship("order"), int)
         assert_type(await idem_async.transaction("order", None, max), Result)
         await idem_async.transaction(1, None, max)  # type: ignore[arg-type]
+
+
+def middleware(idem_async: AsyncIdempotency) -> None:
+    app = Starlette()
+    app.add_middleware(IdempotencyMiddleware, idempotency=idem_async, principal=lambda request: "me", routes={"/a": {"lease": 5}})
+    app.add_middleware(IdempotencyMiddleware, principal=lambda request: "me")  # type: ignore[call-arg]
+    IdempotencyMiddleware(app, idem_async, route=lambda scope: None)
+    IdempotencyMiddleware(app=app, idempotency=idem_async)
+    IdempotencyMiddleware(idem_async)   # type: ignore[call-overload]

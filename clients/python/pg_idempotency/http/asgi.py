@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from typing import Any, Awaitable, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Set, Union
+from typing import Any, Awaitable, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Set, Union, overload
 
 from ..client import AsyncIdempotency
 from ..drive import to_its_end
@@ -26,6 +26,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Route = Callable[[Scope], Optional[str]]
 
 
 class IdempotencyMiddleware:
@@ -38,8 +39,14 @@ class IdempotencyMiddleware:
     The other arguments are those of ``Options``. A handler finds its connection in ``current().tx``.
     """
 
-    def __init__(self, app: App, idempotency: Any, route: Optional[Callable[[Scope], Optional[str]]] = None,
-                 **options: Any) -> None:
+    # add_middleware asks a type checker for an application by position: one named `app` could be among the options, too.
+    @overload
+    def __init__(self, app: App, /, idempotency: Any, route: Optional[Route] = None, **options: Any) -> None: ...
+
+    @overload
+    def __init__(self, *, app: App, idempotency: Any, route: Optional[Route] = None, **options: Any) -> None: ...
+
+    def __init__(self, app: App, idempotency: Any, route: Optional[Route] = None, **options: Any) -> None:  # type: ignore[misc]
         self.app = app
         self.idempotency = idempotency
         self.route = route or route_template
