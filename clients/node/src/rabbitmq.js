@@ -11,7 +11,12 @@ import { TRIES, decide, decideFailure, withDefaults } from './consumer.js'
  * @property {number} [prefetch] messages at a time; 10
  * @property {number} [deliveryLimit] after so many consumers that died with a message the broker makes it a dead letter; 20
  */
-/** @typedef {{content: Buffer, fields: {deliveryTag: number, redelivered: boolean}, properties: {headers?: Record<string, unknown>}}} Message */
+/**
+ * What a message of amqplib is at least. Handlers may ask for more: for the ConsumeMessage of its types. A messageId that the
+ * producer did not give is undefined, which `transaction` refuses: so it has to get it as it came.
+ * @typedef {{content: Buffer, fields: {deliveryTag: number, redelivered: boolean},
+ *   properties: {messageId: string, headers?: Record<string, unknown> | undefined}}} Message
+ */
 /** @typedef {import('./consumer.js').CommonOptions<Message> & RabbitOptions} ConsumerOptions */
 
 const NAME = 'x-idempotency-name'
@@ -33,12 +38,14 @@ export class RabbitConsumer {
   /**
    * Makes the queues, and begins to consume, on a channel of its own. If it fails, it leaves no channel. Where the broker ends the channel
    * or the consumer later, `onError` gets the error without a message, and no message comes any more: start anew.
+   * @template {Message} [M=Message]
    * @param {{createConfirmChannel: () => PromiseLike<unknown>}} connection of amqplib
-   * @param {ConsumerOptions} options `delays` name the queues; "again" takes the first that is long enough, or the last
+   * @param {import('./consumer.js').CommonOptions<M> & RabbitOptions} options `delays` name the queues; "again" takes the first that is long enough, or the last
    * @returns {Promise<RabbitConsumer>}
    */
   static async start(connection, options) {
-    const complete = { prefetch: 10, deliveryLimit: 20, ...withDefaults(options, ['queue'], ({ queue }) => queue) }
+    const given = /** @type {ConsumerOptions} */ (/** @type {unknown} */ (options))
+    const complete = { prefetch: 10, deliveryLimit: 20, ...withDefaults(given, ['queue'], ({ queue }) => queue) }
     const consumer = new RabbitConsumer(await connection.createConfirmChannel(), complete)
     try {
       await consumer.#declare()

@@ -110,7 +110,13 @@ await NatsConsumer.start(await connectByVersion2(),
   { idempotency, stream: 's', durable: 'd', handle: (message: JsMsg) => handle() })
 await RedisConsumer.start(createClient(), { idempotency, stream: 's', group: 'g', handle: ({ fields }) => handle() })
 await RabbitConsumer.start({ createConfirmChannel: async () => ({}) },
-  { idempotency, queue: 'q', handle: ({ content }) => handle() })
+  { idempotency, queue: 'q', handle: ({ content, properties: { messageId } }) => idempotency.transaction(messageId, String(content), () => 1) })
+// As the types of amqplib have it, and more than the package asks for.
+interface ConsumeMessage { content: Buffer, fields: { deliveryTag: number, redelivered: boolean, routingKey: string },
+  properties: { messageId: any | undefined, type: any | undefined, headers: { 'x-death'?: object[], [key: string]: any } | undefined } }
+await RabbitConsumer.start({ createConfirmChannel: async () => ({}) }, { idempotency, queue: 'q',
+  handle: ({ fields, properties }: ConsumeMessage) => idempotency.transaction(properties.messageId, fields.routingKey, () => 1),
+  onError: (error, message) => console.error(message?.properties.type) })
 const tools = new Tools(idempotency, { onError })
 const mcp = new McpServer({ name: 'a', version: '1' })
 mcp.registerTool('a', { inputSchema: { key: z.string(), amount: z.number() } }, ({ key, ...request }, { authInfo }) =>
