@@ -1,7 +1,7 @@
 // postgres.js: a source of connections for Idempotency. postgres.js sends the statements of one connection
 // without waiting for answers, so they share a round trip, each with a Sync of its own. It asks for the types of a
 // statement's parameters the first time that a connection has it: one round trip more then, or always with `prepare: false`.
-import { ConnectionLost, IdempotencyError, ended, sqlstate } from './errors.js'
+import { ConnectionLost, IdempotencyError, ended, left, sqlstate } from './errors.js'
 
 // What a query fails with whose connection has ended, beside errors of the operating system.
 const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_DESTROYED', 'ECONNRESET', 'EPIPE'])
@@ -13,6 +13,9 @@ const ENDED = new Set(['57P01', '57P02'])
 // What runs a statement, beside the tag itself.
 /** @type {Set<string | symbol>} */
 const SENDING = new Set(['unsafe', 'file', 'notify'])
+
+// What ends the transaction. A ROLLBACK to a savepoint does not.
+const ENDS = /^\s*(commit|end|abort|rollback(?!.*\bto\b))\b/is
 
 /**
  * @template Tx
@@ -122,6 +125,8 @@ class PostgresConnection {
   #giveBack
   #closed = false
   #ended = false
+  // Whether the work has sent an end of its own: postgres.js does not show whether a transaction is open.
+  #left = false
   #lost = false
   #running = new Set()
   /** @type {Promise<unknown> | undefined} */
@@ -195,7 +200,11 @@ class PostgresConnection {
     query.handle = () => {
       if (this.#ended) query.reject(ended())
       else if (this.#lost) query.reject(lost())
-      else handle.call(query)
+      else if (this.#left && !query.executed) query.reject(left())    // it would commit by itself, and again with each attempt
+      else {
+        this.#left ||= ENDS.test(query.strings[0])
+        handle.call(query)
+      }
     }
     return query
   }

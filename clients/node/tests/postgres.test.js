@@ -5,7 +5,7 @@ import net from 'node:net'
 import { test } from 'node:test'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import postgres from 'postgres'
-import { CommitRolledBack, Declined, Idempotency, KeyReused } from 'pg-idempotency'
+import { CommitRolledBack, Completion, Declined, Idempotency, KeyReused, NotOwned } from 'pg-idempotency'
 import { postgresSource } from 'pg-idempotency/postgres'
 import { countingSocket, deferred, effects, newKey, poolFor } from './support.js'
 import { abandoning } from '../src/transaction.js'
@@ -72,6 +72,36 @@ test('postgres.js: a caught error is CommitRolledBack, and a late statement is r
   }
   await assert.rejects(unsent, { code: '25P01' })
   assert.equal(await effects(pool, key), 0)
+})
+
+test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does not commit by itself', async (t) => {
+  const idempotency = setUp(t, { max: 1 })
+  const pool = poolFor(t)
+  const key = newKey()
+  const styles = [
+    (work) => idempotency.transaction(key, null, work),
+    (work) => idempotency.lease(newKey(), null, () => new Completion(1, work)),
+    (work) => idempotency.batch(({ tx }) => work(tx)),
+  ]
+  const goOn = [
+    async (tx) => { await tx`ROLLBACK`; await insert(tx, key) },
+    async (tx) => { await tx`ROLLBACK`.catch(() => {}).finally(() => {}); await insert(tx, key) },
+    async (tx) => { await tx.unsafe('\n abort;').simple(); await tx.unsafe(`INSERT INTO effect VALUES ('${key}', 1)`) },
+    (tx) => Promise.all([tx`End`, insert(tx, key)]),
+    async (tx) => { const late = insert(tx, key); await tx`COMMIT`.catch(() => tx`ROLLBACK`).catch(() => {}); await late },
+  ]
+  for (const style of styles) for (const work of goOn) await style(work).catch(() => {})
+  assert.equal(await effects(pool, key), 0)
+  for (const style of styles) await assert.rejects(style(goOn[0]), NotOwned)
+  await idempotency.transaction(key, null, async (tx) => {
+    await tx`SAVEPOINT own`
+    await assert.rejects(tx`SELECT 1/0`, { code: '22012' })
+    await tx`ROLLBACK TO own`
+    await tx`SAVEPOINT own`
+    await tx.unsafe('rollback transaction\nto savepoint own')
+    await insert(tx, key)
+  })
+  assert.equal(await effects(pool, key), 1)
 })
 
 test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) => {

@@ -10,13 +10,33 @@ import asyncio
 from typing import Any, List, Optional, Sequence
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
+from .errors import NotOwned
+from .framework import has_left
 from .sql import BEGIN, COMMIT, Statement, numbered
 from .steps import Answer
 
 
 # What asyncpg raises; before Python 3.11 its timeouts were no OSError. A connection that has ended may get InternalClientError.
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, asyncio.TimeoutError)
+
+
+# How the methods begin that send a statement of the work.
+SENDING = ("execute", "fetch", "prepare", "cursor", "copy")
+
+
+class WorkConnection(PoolConnectionProxy):  # type: ignore[misc]
+    """The connection as the work sees it: a statement behind the end of its transaction is refused."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def __getattribute__(self, name: str) -> Any:
+        connection = object.__getattribute__(self, "connection")
+        if name.startswith(SENDING) and has_left(connection):
+            raise NotOwned()
+        return getattr(connection, name)
 
 
 class AsyncpgSession:
@@ -26,15 +46,17 @@ class AsyncpgSession:
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
+        self.connection: Any = None
         self.handle: Any = None
 
     async def open(self) -> "AsyncpgSession":
         try:
-            self.handle = await self.manager.__aenter__()
+            self.connection = await self.manager.__aenter__()
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise       # of the pool: all connections are in use
             raise asyncpg.ConnectionFailureError("the database cannot be reached") from error
+        self.handle = WorkConnection(self.connection)
         return self
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
@@ -48,16 +70,16 @@ class AsyncpgSession:
         text = statement[0]
         if text.startswith(BEGIN):
             level = text[len(BEGIN + " ISOLATION LEVEL "):].lower().replace(" ", "_")
-            block = self.handle.transaction(isolation=level or None)
+            block = self.connection.transaction(isolation=level or None)
             await block.start()
             self.block = block
         elif text == COMMIT:
             block, self.block = self.block, None
             await block.commit()
         elif statement[1]:
-            return await fetch(self.handle, statement)
+            return await fetch(self.connection, statement)
         else:
-            await self.handle.execute(text)
+            await self.connection.execute(text)
         return Answer(text, [])
 
     async def close(self) -> None:
@@ -74,12 +96,12 @@ class AsyncpgSession:
 
     def cut(self) -> None:
         if not self.is_lost():
-            self.handle.terminate()
+            self.connection.terminate()
 
     def is_lost(self) -> bool:
         """Whether the connection has ended."""
         try:
-            return bool(self.handle.is_closed())
+            return bool(self.connection.is_closed())
         except asyncpg.InterfaceError:
             return True     # the pool has taken it back by itself
 

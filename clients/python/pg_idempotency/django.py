@@ -6,12 +6,12 @@ COMMIT, and only then: Django itself runs them after one that answered ROLLBACK.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from django.db import connections, transaction
 
-from .errors import CommitRolledBack
-from .framework import FrameworkSession
+from .errors import CommitRolledBack, NotOwned
+from .framework import FrameworkSession, has_left
 from .sql import ROLLBACK_TO, Statement
 from .steps import Answer
 
@@ -45,6 +45,9 @@ class DjangoSession(FrameworkSession):
         if self.handle.needs_rollback:
             raise CommitRolledBack("the work caught an error of the database and went on")
 
+    def guard(self) -> None:
+        self.handle.execute_wrappers.append(refuse_left)
+
     def commit(self) -> None:
         block, self.block = self.block, None
         block.__exit__(None, None, None)
@@ -54,10 +57,12 @@ class DjangoSession(FrameworkSession):
 
     def close(self) -> None:
         """The thread keeps its connection."""
+        self.handle.execute_wrappers[:] = [one for one in self.handle.execute_wrappers if one is not refuse_left]
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back. Gives whether the connection was lost; a lost one is closed, so that Django opens another."""
         driver = self.driver()
+        self.close()
         # After a COMMIT that got no answer Django has another connection already.
         lost = driver is None or bool(driver.closed) or driver is not self.opened
         if self.block is not None:
@@ -69,6 +74,13 @@ class DjangoSession(FrameworkSession):
         if lost:
             self.handle.close()
         return lost
+
+
+def refuse_left(execute: Callable[..., Any], text: Any, values: Any, many: bool, context: Any) -> Any:
+    """Runs a statement, or refuses one behind the end of its transaction."""
+    if has_left(context["connection"].connection):
+        raise NotOwned()
+    return execute(text, values, many, context)
 
 
 class DjangoSource:

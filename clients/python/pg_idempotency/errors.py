@@ -86,6 +86,9 @@ class NotOwned(IdempotencyError):
 
     sqlstate = "ID404"
 
+    def __init__(self) -> None:
+        super().__init__("the work, or its writes, ended their transaction")
+
 
 class Unknown(IdempotencyError):
     """Reconciliation could not tell whether an earlier attempt took effect. Nobody owns the operation now.

@@ -130,7 +130,7 @@ def committing(session: Any, statements: List[sql.Statement], limit: Optional[fl
         if state == IN_FAILED_TRANSACTION:
             raise CommitRolledBack("the work caught an error of the database and went on") from error
         if state in OUT_OF_TRANSACTION:
-            raise NotOwned("the work, or its writes, ended their transaction") from error
+            raise NotOwned() from error
         raise
     if answers[-1].tag != sql.COMMIT:
         raise CommitRolledBack(f"COMMIT answered {answers[-1].tag}")

@@ -12,7 +12,7 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any, Callable, List, Sequence
 
-from .sql import BEGIN, COMMIT, ROLLBACK, Statement
+from .sql import BEGIN, COMMIT, ROLLBACK, SAVEPOINT, Statement
 from .steps import Answer
 
 
@@ -23,6 +23,15 @@ def cut(driver: Callable[[], Any]) -> None:
             end.shutdown(socket.SHUT_RDWR)
     except Exception:
         return      # it has ended already
+
+
+def has_left(driver: Any) -> bool:
+    """Whether the work has ended its transaction by a statement, and what comes behind it would commit by itself, and again
+    with each attempt. The server told of its state with its last answer. Other drivers begin another transaction.
+    """
+    if hasattr(driver, "is_in_transaction"):
+        return not driver.is_in_transaction()   # asyncpg
+    return hasattr(driver, "get_transaction_status") and driver.get_transaction_status() == 0      # psycopg2: idle
 
 
 class FrameworkSession(ABC):
@@ -42,10 +51,13 @@ class FrameworkSession(ABC):
         if text == ROLLBACK:
             return Answer(ROLLBACK, [])     # the framework's own, by abandon
         self.before(text)
-        if text != COMMIT:
-            return self.fetch(statement)
-        self.commit()
-        return Answer(COMMIT, [])
+        if text == COMMIT:
+            self.commit()
+            return Answer(COMMIT, [])
+        answer = self.fetch(statement)
+        if text == SAVEPOINT:
+            self.guard()
+        return answer
 
     def run_begin(self, mode: str) -> Answer:
         """Begins; an isolation level counts for this transaction alone."""
@@ -68,6 +80,10 @@ class FrameworkSession(ABC):
     @abstractmethod
     def before(self, text: str) -> None:
         """Prepares the framework for a statement that does not begin a transaction."""
+
+    @abstractmethod
+    def guard(self) -> None:
+        """Has statements refused that come when the transaction ``has_left``: now comes the work."""
 
     @abstractmethod
     def commit(self) -> None:

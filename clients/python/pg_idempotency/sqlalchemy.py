@@ -8,9 +8,9 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError, StatementError
 
 from .drive import to_its_end
-from .errors import CommitRolledBack, IdempotencyError
+from .errors import CommitRolledBack, IdempotencyError, NotOwned
 from .fork import OWNERS, owner_of, refuse_inherited
-from .framework import FrameworkSession, cut
+from .framework import FrameworkSession, cut, has_left
 from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
 
@@ -73,6 +73,9 @@ class SQLAlchemySession(FrameworkSession):
             self.session.flush()
         if self.block is None:
             self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def guard(self) -> None:
+        event.listen(self.connection, "before_cursor_execute", refuse_left)
 
     def commit(self) -> None:
         self.block.commit()
@@ -194,6 +197,12 @@ def note_connections(engine: Any) -> None:
     if engine.pool not in OWNERS:
         event.listen(engine, "connect", lambda *made: owner_of(engine.pool, connects=True))
     owner_of(engine.pool)
+
+
+def refuse_left(connection: Any, *about: Any) -> None:
+    """Refuses a statement behind the end of its transaction."""
+    if has_left(connection.connection.driver_connection):
+        raise NotOwned()
 
 
 def has_changes(session: Any) -> bool:

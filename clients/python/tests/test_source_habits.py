@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import os
+import subprocess
+import sys
 import warnings
 
 import asyncpg
@@ -140,6 +142,75 @@ def test_a_session_that_is_closed_in_a_savepoint_of_its_own_does_not_pass_as_suc
             await idem.transaction(key + work.__name__, None, work)
     case(test)
     assert effects() == 2
+
+
+@pytest.mark.parametrize("ending", ["ROLLBACK", "COMMIT"])
+def test_what_comes_behind_an_end_that_the_work_has_sent_does_not_stay(case, key, effects, ending):
+    """Each retry would do it again."""
+    async def test(idem, on):
+        async def leaves(tx, *operation):
+            await on.run(tx, "SAVEPOINT own")
+            await on.run(tx, "ROLLBACK TO own")
+            with contextlib.suppress(Exception):
+                await on.run(tx, ending)
+            await on.insert(tx, key)
+
+        async def begins(tx):
+            await idem.begin_many(tx, [key])
+            await leaves(tx)
+        for call in (lambda: idem.transaction(key, None, leaves), lambda: idem.run(begins)) * 2:
+            with pytest.raises(Exception) as raised:
+                await call()
+            assert sqlstate_of(raised.value) == "ID404" or on.kind == "django" and ending == "COMMIT"
+        await idem.transaction(key + "x", None, plain)
+    case(test, size=1)
+    assert effects() == 0
+
+
+OLD_DJANGO = """
+import sys
+sys.modules["psycopg"] = None       # Django takes psycopg2, as the old ones do
+import django
+from django.conf import settings
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres"}})
+django.setup()
+from django.db import connection, transaction
+from pg_idempotency import Idempotency, IdempotencyError
+from pg_idempotency.django import DjangoSource
+
+def leaves(tx, operation):
+    with tx.cursor() as cursor:
+        cursor.execute("ROLLBACK")
+        cursor.execute("INSERT INTO effect VALUES (%s, 1)", [sys.argv[1]])
+
+def within(tx, operation):
+    with transaction.atomic():
+        leaves(tx, operation)
+
+for work in leaves, within:
+    try:
+        Idempotency(DjangoSource()).transaction(sys.argv[1], None, work)
+    except IdempotencyError:
+        print(connection.connection.get_transaction_status(), connection.in_atomic_block, connection.execute_wrappers)
+Idempotency(DjangoSource()).transaction(sys.argv[1], None, lambda tx, operation: tx.cursor().execute("SELECT 1"))
+print(connection.connection.get_transaction_status(), connection.in_atomic_block, connection.execute_wrappers)
+"""
+
+
+def test_a_statement_behind_the_end_of_the_work_of_django_on_psycopg2_is_refused(key, effects):
+    program = subprocess.run([sys.executable, "-c", OLD_DJANGO, key], stdout=subprocess.PIPE, text=True, check=True)
+    assert program.stdout.splitlines() == ["0 False []"] * 3
+    assert effects() == 0
+
+
+@of("asyncpg")
+def test_the_connection_of_the_work_passes_as_one_of_asyncpg(case, key):
+    async def test(idem, on):
+        async def work(tx, operation):
+            async with tx.transaction():
+                return isinstance(tx, asyncpg.Connection) and await tx.fetchval("SELECT 1")
+        return (await idem.transaction(key, None, work)).payload
+    assert case(test) == 1
 
 
 @of("psycopg", "async psycopg")
