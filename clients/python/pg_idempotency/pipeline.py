@@ -22,7 +22,7 @@ LOADERS: Dict[int, Callable[[str], Any]] = {
     16: lambda text: text == "t", 20: int, 21: int, 23: int, 26: int, 700: float, 701: float,
 }
 WHO: Statement = ("SELECT pg_backend_pid()", ())
-GONE = "26000"
+GONE, THERE = "26000", "42P05"
 
 Waiting = Generator[Any, Any, Any]
 Command = Tuple[Optional[bytes], Callable[[], Any]]
@@ -81,11 +81,12 @@ def round_trip(connection: Any, prepared: Prepared, statements: Sequence[Stateme
     try:
         raise_first(results)
     except psycopg.Error as error:
-        if error.sqlstate != GONE:
+        if error.sqlstate not in (GONE, THERE):
             raise
-        # Somebody has thrown our statements away, as DISCARD ALL does: begin again, without any.
+        # Somebody has thrown our statements away, as DISCARD ALL does, or the exception of a signal came when one was
+        # prepared and not yet noted: begin again, without any.
         prepared.direct = False
-        raise psycopg.errors.ConnectionFailure("the session has lost its prepared statements") from error
+        raise psycopg.errors.ConnectionFailure("the prepared statements of the session are others than is known") from error
     if pgconn.status == ConnStatus.BAD:
         raise psycopg.OperationalError("the connection is lost")
     answers = [answer(result, encoding) for (name, _), result in zip(commands, results) if name is None]

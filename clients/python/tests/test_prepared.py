@@ -8,7 +8,7 @@ import pytest
 
 from conftest import QUICK, insert
 from pg_idempotency import BadArgument, Idempotency
-from pg_idempotency.pipeline import as_text
+from pg_idempotency.pipeline import Prepared, as_text
 
 OURS = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'pg_idempotency%'"
 
@@ -72,6 +72,17 @@ def test_statements_that_somebody_threw_away(one, idem, key, effects):
             other.transaction(f"{key}-other-{n}", None, prepared)
         assert other.transaction(key + "within", None, work).outcome == "COMPLETED"
     assert (len(runs), effects()) == (2, 2)
+
+
+def test_a_statement_that_was_prepared_and_not_noted(one, idem, key, effects):
+    """The exception of a signal, such as Celery's soft time limit, may come between the two."""
+    for n in range(2):
+        idem.transaction(f"{key}-{n}", None, prepared)
+    with one.connection() as connection:
+        Prepared.on(connection).names.clear()
+    for n in range(2):
+        assert idem.transaction(f"{key}-again-{n}", None, insert(key)).outcome == "COMPLETED"
+    assert effects() == 2
 
 
 def test_a_text_of_any_encoding(key):
