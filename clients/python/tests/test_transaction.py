@@ -10,17 +10,22 @@ from enum import Enum
 from types import SimpleNamespace
 from uuid import UUID
 
+import asyncpg
 import psycopg
 import psycopg_pool
 import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 import pg_idempotency
 from conftest import Held, at_once, insert, insert_async
 from pg_idempotency import (AsyncIdempotency, BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry)
+from pg_idempotency.asyncpg import AsyncpgSource
 from pg_idempotency.drive import AsyncDriver, to_its_end
 from pg_idempotency.errors import BadOption
 from pg_idempotency.psycopg import cancel_request, end_statement
+from pg_idempotency.sqlalchemy import AsyncSQLAlchemySource
 
 
 def test_nothing_is_null(idem, key, admin):
@@ -129,7 +134,8 @@ def test_what_is_missing_is_named(admin, key):
     admin.execute("CREATE ROLE nobody_yet LOGIN")
     try:
         for conninfo, settings, state, hint in (
-                ("dbname=bare", {}, "42883", "CREATE EXTENSION idempotency"), ("", {"schema": "elsewhere"}, "3F000", "schema"),
+                ("dbname=bare", {}, "42883", "CREATE EXTENSION idempotency.*idem_grant"),
+                ("", {"schema": "elsewhere"}, "3F000", "schema"),
                 ("user=nobody_yet", {}, "42501", "idem_grant")):
             with pytest.raises(NotReady, match=hint) as caught:
                 Idempotency(lambda: psycopg.connect(conninfo), **settings).transaction(key, None, insert(key))
@@ -577,3 +583,32 @@ def test_behind_pgbouncer(pgbouncer, key, admin):
                     for turn in range(25)]
         assert at_once(8, client) == [["COMPLETED"] * 25] * 8
     assert admin.execute("SELECT count(*) FROM effect WHERE name = %s", (key,)).fetchone() == (100,)
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("asyncpg", {"statement_cache_size": 0}), ("session+asyncpg", {"statement_cache_size": 0}),
+    ("session+psycopg", {"prepare_threshold": None})])
+def test_what_prepares_by_itself_behind_pgbouncer(kind, settings, pgbouncer, key):
+    """asyncpg and SQLAlchemy prepare the statements of the package, too: so their users set what the README names."""
+    host = pgbouncer.split()[0].removeprefix("host=")
+
+    async def body():
+        async with contextlib.AsyncExitStack() as stack:
+            if kind == "asyncpg":
+                source = AsyncpgSource(await stack.enter_async_context(
+                    asyncpg.create_pool(host=host, user="postgres", database="postgres", min_size=8, max_size=8, **settings)))
+            else:
+                engine = create_async_engine(f"postgresql+{kind[8:]}://postgres@/postgres?host={host}", pool_size=8,
+                                             connect_args=settings)
+                stack.push_async_callback(engine.dispose)
+                source = AsyncSQLAlchemySource(engine, async_sessionmaker())
+            idem = AsyncIdempotency(source, retry=Retry(attempts=1))
+
+            async def work(tx, operation):
+                await tx.execute("SELECT 1" if kind == "asyncpg" else sqlalchemy.text("SELECT 1"))
+
+            async def client(number):
+                return [(await idem.transaction(f"{key}-{number % 4}-{turn}", {"turn": turn}, work, wait=20)).outcome
+                        for turn in range(25)]
+            return await asyncio.gather(*map(client, range(8)))
+    assert asyncio.run(body()) == [["COMPLETED"] * 25] * 8
