@@ -157,7 +157,8 @@ func ofStatement(err error) error {
 
 // notReady says what to do, by SQLSTATE.
 var notReady = map[string]string{
-	"42883": "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, or name its schema by the option Schema",
+	"42883": "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, or name its schema by the " +
+		"option Schema; a role without idem_grant does not find them in a schema of their own",
 	"3F000": "the schema of the option Schema does not exist: it is the one in which the extension idempotency was created",
 	"42501": "the role may not use the extension: let its owner run SELECT idem_grant('the role')",
 }

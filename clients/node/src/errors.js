@@ -187,7 +187,7 @@ const UNREADABLE = new Set(['22P02', '22P05', '22021', '22003', '54001'])
 
 const NOT_READY = {
   '42883': 'the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, or name its schema by the ' +
-    'option "schema"',
+    'option "schema"; a role without idem_grant does not find them in a schema of their own',
   '3F000': 'the schema of the option "schema" does not exist: it is the one in which the extension idempotency was created',
   '42501': "the role may not use the extension: let its owner run SELECT idem_grant('the role')",
 }

@@ -174,7 +174,8 @@ func testNotReady[Tx any](t *testing.T, b backend[Tx]) {
 	for state, c := range map[string]struct {
 		url, schema, advice string
 	}{
-		"42883": {strings.Replace(serverURL, "postgres:///postgres", "postgres:///template1", 1), "", "CREATE EXTENSION idempotency"},
+		"42883": {strings.Replace(serverURL, "postgres:///postgres", "postgres:///template1", 1), "",
+			"CREATE EXTENSION idempotency in this database, or name its schema by the option Schema; a role without idem_grant"},
 		"3F000": {serverURL, `else"where`, "option Schema"},
 		"42501": {strings.Replace(serverURL, "user=postgres", "user=nobody_yet", 1), "", "idem_grant"},
 	} {
