@@ -212,7 +212,7 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     private static final Map<String, String> NOT_READY = Map.of(
             "42883", "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, "
-                    + "or name its schema in the options",
+                    + "or name its schema in the options; a role without idem_grant does not find them in a schema of their own",
             "3F000", "the schema of the options does not exist: it is the one in which the extension idempotency was created",
             "42501", "the role may not use the extension: let its owner run SELECT idem_grant('the role')");
 

@@ -347,6 +347,10 @@ class TransactionTest extends OnServer {
                 () -> elsewhere.transaction(Call.of(key), (connection, operation) -> Response.EMPTY));
         assertTrue(missing.getMessage().contains("the schema of the options does not exist"), missing.getMessage());
         assertEquals("3F000", IdempotencyException.sqlState(missing));
+        var without = new Idempotency(Transactions.of(pool), Options.DEFAULT.withSchema("pg_catalog"));
+        String advice = assertThrows(IdempotencyException.NotReady.class,
+                () -> without.transaction(Call.of(key), (connection, operation) -> Response.EMPTY)).getMessage();
+        assertTrue(advice.contains("CREATE EXTENSION idempotency") && advice.contains("idem_grant"), advice);
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
         assertThrows(IdempotencyException.BadArgument.class,
                 () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
