@@ -46,7 +46,13 @@ class DjangoSession(FrameworkSession):
             raise CommitRolledBack("the work caught an error of the database and went on")
 
     def guard(self) -> None:
-        self.handle.execute_wrappers.append(refuse_left)
+        self.handle.execute_wrappers.append(self.refuse_left)
+
+    def refuse_left(self, execute: Callable[..., Any], text: Any, values: Any, many: bool, context: Any) -> Any:
+        """Runs a statement, or refuses one behind the end of its transaction."""
+        if has_left(self.driver()):
+            raise NotOwned()
+        return execute(text, values, many, context)
 
     def commit(self) -> None:
         block, self.block = self.block, None
@@ -57,7 +63,7 @@ class DjangoSession(FrameworkSession):
 
     def close(self) -> None:
         """The thread keeps its connection."""
-        self.handle.execute_wrappers[:] = [one for one in self.handle.execute_wrappers if one is not refuse_left]
+        self.handle.execute_wrappers[:] = [one for one in self.handle.execute_wrappers if one != self.refuse_left]
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back. Gives whether the connection was lost; a lost one is closed, so that Django opens another."""
@@ -74,13 +80,6 @@ class DjangoSession(FrameworkSession):
         if lost:
             self.handle.close()
         return lost
-
-
-def refuse_left(execute: Callable[..., Any], text: Any, values: Any, many: bool, context: Any) -> Any:
-    """Runs a statement, or refuses one behind the end of its transaction."""
-    if has_left(context["connection"].connection):
-        raise NotOwned()
-    return execute(text, values, many, context)
 
 
 class DjangoSource:

@@ -187,7 +187,13 @@ def within(tx, operation):
     with transaction.atomic():
         leaves(tx, operation)
 
-for work in leaves, within:
+def behind_another(tx, operation):
+    try:
+        Idempotency(DjangoSource()).transaction("another", None, leaves)
+    except RuntimeError:        # in the transaction of this one
+        leaves(tx, operation)
+
+for work in leaves, within, behind_another:
     try:
         Idempotency(DjangoSource()).transaction(sys.argv[1], None, work)
     except IdempotencyError:
@@ -199,7 +205,7 @@ print(connection.connection.get_transaction_status(), connection.in_atomic_block
 
 def test_a_statement_behind_the_end_of_the_work_of_django_on_psycopg2_is_refused(key, effects):
     program = subprocess.run([sys.executable, "-c", OLD_DJANGO, key], stdout=subprocess.PIPE, text=True, check=True)
-    assert program.stdout.splitlines() == ["0 False []"] * 3
+    assert program.stdout.splitlines() == ["0 False []"] * 4
     assert effects() == 0
 
 
