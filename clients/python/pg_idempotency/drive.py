@@ -193,11 +193,13 @@ class Driver:
         while True:
             try:
                 step = advance(flow, value, error)
-            except StopIteration as end:
-                return end.value
-            try:
                 value, error = getattr(self, step.name)(*step.arguments), None
             except BaseException as raised:
+                if inspect.getgeneratorstate(flow) == inspect.GEN_CLOSED:
+                    if isinstance(raised, StopIteration):
+                        return raised.value
+                    raise
+                # of the step, or the exception of a signal between two steps: the flow gives its connection back
                 value, error = None, raised
 
     def open(self) -> Session:

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 
 import kinds
 from kinds import of, plain
-from pg_idempotency import CommitRolledBack, Completion, Declined, Idempotency, IdempotencyError, sqlstate_of
+from pg_idempotency import CommitRolledBack, Completion, Declined, Idempotency, IdempotencyError, drive, sqlstate_of
 from pg_idempotency.django import DjangoSource
 from pg_idempotency.sqlalchemy import SQLAlchemySource
 
@@ -206,6 +206,28 @@ print(connection.connection.get_transaction_status(), connection.in_atomic_block
 def test_a_statement_behind_the_end_of_the_work_of_django_on_psycopg2_is_refused(key, effects):
     program = subprocess.run([sys.executable, "-c", OLD_DJANGO, key], stdout=subprocess.PIPE, text=True, check=True)
     assert program.stdout.splitlines() == ["0 False []"] * 4
+    assert effects() == 0
+
+
+@of("psycopg", "connection+psycopg2", "session+psycopg2", "django")
+def test_the_exception_of_a_signal_between_two_steps_rolls_back_and_loses_no_connection(case, key, effects, monkeypatch):
+    """As Celery's soft time limit has it."""
+    def interrupted(flow, value, error):
+        if value == "done":
+            raise KeyboardInterrupt
+        return advance(flow, value, error)
+    advance = drive.advance
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            return "done"
+        with monkeypatch.context() as patch:
+            patch.setattr(drive, "advance", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                await idem.transaction(key, None, work)
+        assert not (await idem.transaction(key, None, plain)).replayed
+    case(test, size=1, timeout=5)
     assert effects() == 0
 
 
