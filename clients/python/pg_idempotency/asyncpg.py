@@ -29,6 +29,8 @@ SENDING = ("execute", "fetch", "prepare", "cursor", "copy")
 class WorkConnection(PoolConnectionProxy):  # type: ignore[misc]
     """The connection as the work sees it: a statement behind the end of its transaction is refused."""
 
+    __slots__ = ("connection",)     # an attribute that the work sets is an error, as on a connection of asyncpg's pool
+
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 

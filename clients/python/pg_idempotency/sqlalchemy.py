@@ -1,4 +1,4 @@
-"""Connections of SQLAlchemy, 1.4 or newer, with any of its drivers of PostgreSQL, sync and async."""
+"""Connections of SQLAlchemy, with any of its drivers of PostgreSQL: 1.4 or newer, and with asyncio 2.0 or newer."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ class AsyncSQLAlchemySession:
 
 
 class AsyncSQLAlchemySource:
-    """Connections of an AsyncEngine. ``session``: an async_sessionmaker; the work is then given an AsyncSession, else an
-    AsyncConnection. Otherwise as SQLAlchemySource.
+    """Connections of an AsyncEngine of SQLAlchemy 2. ``session``: an async_sessionmaker; the work is then given an AsyncSession,
+    else an AsyncConnection. Otherwise as SQLAlchemySource.
     """
 
     def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:

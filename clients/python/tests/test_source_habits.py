@@ -235,6 +235,8 @@ def test_the_exception_of_a_signal_between_two_steps_rolls_back_and_loses_no_con
 def test_the_connection_of_the_work_passes_as_one_of_asyncpg(case, key):
     async def test(idem, on):
         async def work(tx, operation):
+            with pytest.raises(AttributeError):
+                tx.own = 1
             async with tx.transaction():
                 return isinstance(tx, asyncpg.Connection) and await tx.fetchval("SELECT 1")
         return (await idem.transaction(key, None, work)).payload
