@@ -85,7 +85,7 @@ test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does no
   ]
   const goOn = [
     async (tx) => { await tx`ROLLBACK`; await insert(tx, key) },
-    async (tx) => { await tx`ROLLBACK`.catch(() => {}).finally(() => {}); await insert(tx, key) },
+    async (tx) => { await tx.unsafe('ROLLBACK; SELECT 1 AS total'); await insert(tx, key) },
     async (tx) => { await tx.unsafe('\n abort;').simple(); await tx.unsafe(`INSERT INTO effect VALUES ('${key}', 1)`) },
     (tx) => Promise.all([tx`End`, insert(tx, key)]),
     async (tx) => { const late = insert(tx, key); await tx`COMMIT`.catch(() => tx`ROLLBACK`).catch(() => {}); await late },
@@ -93,6 +93,12 @@ test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does no
   for (const style of styles) for (const work of goOn) await style(work).catch(() => {})
   assert.equal(await effects(pool, key), 0)
   for (const style of styles) await assert.rejects(style(goOn[0]), NotOwned)
+  let ends
+  await assert.rejects(idempotency.transaction(newKey(), null, async (tx) => {
+    const end = tx`ROLLBACK`
+    ends = await Promise.allSettled([end, end])
+  }), NotOwned)
+  assert.deepEqual(ends.map(({ status }) => status), ['fulfilled', 'fulfilled'])
   await idempotency.transaction(key, null, async (tx) => {
     await tx`SAVEPOINT own`
     await assert.rejects(tx`SELECT 1/0`, { code: '22012' })
