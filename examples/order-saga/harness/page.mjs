@@ -33,7 +33,7 @@ async function customer(what, act) {
   try {
     const page = await open(context)
     for (const sku of ['mug', 'beans', 'mug']) await page.click(`button[data-sku=${sku}]`)
-    await page.waitForFunction(() => document.querySelectorAll('#lines li').length === 2)
+    await isFull(page)
     await act(page, context)
     await look(page, what)
   } catch (error) {
@@ -41,6 +41,11 @@ async function customer(what, act) {
   } finally {
     await context.close()
   }
+}
+
+// The tab knows of all three things.
+function isFull(tab) {
+  return tab.waitForFunction(() => document.getElementById('total').textContent === '€48.50')
 }
 
 async function open(context) {
@@ -60,6 +65,8 @@ async function look(page, what, end = 'CONFIRMED') {
   const right = orders.length === 1 && orders[0].state === end && orders[0].amount === 2 * 1800 + 1250
     && (end === 'CANCELLED' || (payments.length === 1 && payments[0].state === 'charged' && payments[0].amount === orders[0].amount))
   check(right, `${what}: one order, one payment`, { orders, payments })
+  const { cart } = JSON.parse(await page.evaluate(() => localStorage.getItem('shop')))
+  check(Object.keys(cart).length === 0, `${what}: nothing is left in the cart`, cart)
   if (process.env.SCREENSHOTS) await page.screenshot({ path: path.join(process.env.SCREENSHOTS, `${what.replaceAll(' ', '-')}.png`) })
 }
 
@@ -116,7 +123,7 @@ const cases = {
 
   'two tabs': async (page, context) => {
     const other = await open(context)
-    await other.waitForFunction(() => document.querySelectorAll('#lines li').length === 2)
+    await isFull(other)
     // both at the same moment, without a tab coming to the front first
     const press = (tab) => tab.evaluate(() => document.getElementById('pay').click())
     await Promise.all([press(page), press(other)])
@@ -125,20 +132,20 @@ const cases = {
 
   'a tab that learns too late': async (page, context) => {
     const other = await open(context)
-    await other.waitForFunction(() => document.querySelectorAll('#lines li').length === 2)
-    const before = await other.evaluate(() => localStorage.getItem('shop'))
-    await page.click('#pay')
-    await page.waitForSelector('#order:not([hidden])')
-    // until it writes by itself, the other tab sees nothing of this, as if the browser had not brought it over yet
-    await other.evaluate((seen) => {
+    await isFull(other)
+    // until it writes by itself, the other tab sees nothing of the payment, as if the browser had not brought it over yet
+    await other.evaluate(() => {
       const { getItem, setItem } = Storage.prototype
+      const seen = localStorage.getItem('shop')
       Storage.prototype.getItem = function (name) { return name === 'shop' ? seen : getItem.call(this, name) }
       Storage.prototype.setItem = function (name, value) {
         Object.assign(Storage.prototype, { getItem, setItem })
         setItem.call(this, name, value)
       }
-      document.getElementById('pay').click()
-    }, before)
+    })
+    await page.click('#pay')
+    await page.waitForSelector('#order:not([hidden])')
+    await other.evaluate(() => document.getElementById('pay').click())
     await other.waitForSelector('#state.CONFIRMED')
   },
 }

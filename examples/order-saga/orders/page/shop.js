@@ -6,7 +6,7 @@
 import { PICTURES } from './pictures.js'
 
 const $ = (id) => document.getElementById(id)
-const EMPTY = { cart: {}, key: null, payment: null, order: null }
+const empty = () => ({ cart: {}, key: null, payment: null, order: null })
 const WORDS = {
   PLACED: 'We have your order', RESERVING: 'Looking for your things', RESERVED: 'Your things are set aside', CHARGING: 'Charging your card',
   CHARGED: 'Your card was charged', SHIPPING: 'Packing your parcel', RECALLING: 'Stopping your parcel', CANCELLING: 'Cancelling',
@@ -22,7 +22,7 @@ function remember(name, make) {
 }
 
 function load() {
-  return { ...EMPTY, ...JSON.parse(localStorage.getItem('shop')) }
+  return { ...empty(), ...JSON.parse(localStorage.getItem('shop')) }
 }
 
 // Tabs take turns: what one changes, the next one reads, or almost always; see above.
@@ -54,7 +54,7 @@ async function finishPayment() {
   const answer = await insist('/orders', payment.key, payment.body)
   await change((state) => {
     if (state.key !== payment.key) return    // another tab has the answer already
-    Object.assign(state, answer.ok ? { ...EMPTY, order: answer.body.id } : { payment: null, key: crypto.randomUUID() })
+    Object.assign(state, answer.ok ? { ...empty(), order: answer.body.id } : { payment: null, key: crypto.randomUUID() })
     if (!answer.ok) $('note').textContent = answer.body.reason ?? answer.body.title
   })
 }
