@@ -11,7 +11,7 @@ from typing import Any, Callable
 from django.db import connections, transaction
 
 from .errors import CommitRolledBack, NotOwned
-from .framework import FrameworkSession, has_left
+from .framework import FrameworkSession, can_leave, has_left
 from .sql import ROLLBACK_TO, Statement
 from .steps import Answer
 
@@ -46,7 +46,8 @@ class DjangoSession(FrameworkSession):
             raise CommitRolledBack("the work caught an error of the database and went on")
 
     def guard(self) -> None:
-        self.handle.execute_wrappers.append(self.refuse_left)
+        if can_leave(self.driver()):
+            self.handle.execute_wrappers.append(self.refuse_left)
 
     def refuse_left(self, execute: Callable[..., Any], text: Any, values: Any, many: bool, context: Any) -> Any:
         """Runs a statement, or refuses one behind the end of its transaction."""

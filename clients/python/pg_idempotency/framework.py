@@ -25,9 +25,14 @@ def cut(driver: Callable[[], Any]) -> None:
         return      # it has ended already
 
 
+def can_leave(driver: Any) -> bool:
+    """Whether it sends what comes behind an end of the work's as it is. Other drivers begin another transaction."""
+    return hasattr(driver, "is_in_transaction") or hasattr(driver, "get_transaction_status")
+
+
 def has_left(driver: Any) -> bool:
     """Whether the work has ended its transaction by a statement, and what comes behind it would commit by itself, and again
-    with each attempt. The server told of its state with its last answer. Other drivers begin another transaction.
+    with each attempt. The server told of its state with its last answer.
     """
     if hasattr(driver, "is_in_transaction"):
         return not driver.is_in_transaction()   # asyncpg

@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError, StatementError
 from .drive import to_its_end
 from .errors import CommitRolledBack, IdempotencyError, NotOwned
 from .fork import OWNERS, owner_of, refuse_inherited
-from .framework import FrameworkSession, cut, has_left
+from .framework import FrameworkSession, can_leave, cut, has_left
 from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
 
@@ -75,7 +75,8 @@ class SQLAlchemySession(FrameworkSession):
             self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def guard(self) -> None:
-        event.listen(self.connection, "before_cursor_execute", refuse_left)
+        if can_leave(self.connection.connection.driver_connection):
+            event.listen(self.connection, "before_cursor_execute", refuse_left)
 
     def commit(self) -> None:
         self.block.commit()
