@@ -126,6 +126,9 @@ BEGIN
 			WHEN EXISTS (SELECT FROM pg_constraint WHERE contype = 'f' AND store IN (conrelid, confrelid)) THEN 'It has a foreign key, or one refers to it.'
 			WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store) THEN 'It has a trigger.'
 			WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype = 'c') THEN 'It has a check constraint.'
+			-- from 18 on the tables of a ring would keep it when the store has lost it
+			WHEN EXISTS (SELECT FROM pg_attribute WHERE attrelid = store AND attnum BETWEEN 1 AND 18 AND attnotnull
+				AND attname NOT IN ('created_at', 'updated_at', 'expires_at', 'status', 'attempt', 'scope', 'idempotency_key')) THEN 'It has a further NOT NULL.'
 			WHEN (SELECT count(*) FROM pg_index WHERE indrelid = store) <> 1 THEN 'It has a further key or index, or none.'
 			-- a dump of a distributed store has the column of the tenants
 			WHEN EXISTS (SELECT FROM pg_attribute WHERE attrelid = store AND attnum > 0

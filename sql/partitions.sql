@@ -142,6 +142,7 @@ SELECT pg_temp.refused('CREATE TABLE partitions_ref (scope text COLLATE "C", ide
 SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD UNIQUE (scope, idempotency_key, attempt)');
 SELECT pg_temp.refused('CREATE INDEX ON idempotency_store (expires_at)');
 SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD CHECK (attempt < 100) NOT VALID');
+SELECT pg_temp.refused('TRUNCATE idempotency_store; ALTER TABLE idempotency_store ALTER response_code SET NOT NULL');
 SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD further int');
 SELECT pg_temp.refused('CREATE TABLE partitions_parent (LIKE idempotency_store INCLUDING ALL); ALTER TABLE idempotency_store INHERIT partitions_parent');
 SELECT pg_temp.refused('ALTER TABLE idempotency_store RENAME TO old_store; CREATE TABLE idempotency_store (LIKE old_store INCLUDING DEFAULTS) PARTITION BY LIST (scope)');

@@ -368,7 +368,7 @@ record_use(const Catalog *catalog)
 	if (changed > 0 && !catalog->store_plain)
 		ereport(WARNING,
 				(errmsg("the ring of the store is not used for new records"),
-				 errdetail("The store, or a table of its ring, has a trigger, a rule, row security, or a further column, check or index. New records go to the store itself."),
+				 errdetail("The store, or a table of its ring, has a trigger, a rule, row security, or a further column, check, NOT NULL or index. New records go to the store itself."),
 				 errhint("Remove it, or call idem_unpartition_store().")));
 }
 
