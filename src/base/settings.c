@@ -59,20 +59,18 @@ check_databases(char **value, void **extra, GucSource source)
  * Mistakes in the files go to the server's log only.  The messages
  * have paths and parts of lines in them, and the session may be anybody's.
  */
-static ConfigVariable *
-read_files(void)
+static void
+read_files(ConfigVariable **head)
 {
-	ConfigVariable *head = NULL;
 	ConfigVariable *tail = NULL;
 
-	if (!ParseConfigFile(ConfigFileName, true, NULL, 0, 0, LOG_SERVER_ONLY, &head, &tail) ||
-		!ParseConfigFile(PG_AUTOCONF_FILENAME, false, NULL, 0, 0, LOG_SERVER_ONLY, &head, &tail))
+	if (!ParseConfigFile(ConfigFileName, true, NULL, 0, 0, LOG_SERVER_ONLY, head, &tail) ||
+		!ParseConfigFile(PG_AUTOCONF_FILENAME, false, NULL, 0, 0, LOG_SERVER_ONLY, head, &tail))
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIG_FILE_ERROR),
 				 errmsg("could not read the settings of extension \"%s\" from the configuration files",
 						EXTENSION_NAME),
 				 errhint("The server's log has the details.")));
-	return head;
 }
 
 /* The server itself says at level LOG that a file is missing, with its path. */
@@ -85,7 +83,7 @@ read_files_quietly(void)
 	client_min_messages = ERROR;
 	PG_TRY();
 	{
-		items = read_files();
+		read_files(&items);
 	}
 	PG_FINALLY();
 	{

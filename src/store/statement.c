@@ -222,7 +222,6 @@ prepare_plan(Statement *statement, const Catalog *catalog)
 	char	   *sql = psprintf(statement->text, OidIsValid(statement->store_table) ? name_of_table(statement->store_table) :
 							   quote_identifier(catalog->schema));
 	Oid			types[STATEMENT_PARAMETERS];
-	SPIPlanPtr	plan;
 
 	statement->generation = catalog->generation;
 	statement->planned_for = statement->store_table;
@@ -232,18 +231,17 @@ prepare_plan(Statement *statement, const Catalog *catalog)
 	preparing = sql;
 	PG_TRY();
 	{
-		plan = SPI_prepare_cursor(sql, statement->count, types, CURSOR_OPT_GENERIC_PLAN);
+		statement->plan = SPI_prepare_cursor(sql, statement->count, types, CURSOR_OPT_GENERIC_PLAN);
 	}
 	PG_FINALLY();
 	{
 		preparing = NULL;
 	}
 	PG_END_TRY();
-	if (plan == NULL)
+	if (statement->plan == NULL)
 		elog(ERROR, "could not prepare a statement on the store: %s",
 			 SPI_result_code_string(SPI_result));
-	SPI_keepplan(plan);
-	statement->plan = plan;
+	SPI_keepplan(statement->plan);
 	statement->next = planned;
 	planned = statement;
 	pfree(sql);
@@ -290,7 +288,7 @@ have_plan(Statement *statement, const Catalog *catalog)
 static void
 execute_plan(Statement *statement, Datum *values, const bool *nulls, Snapshot snapshot)
 {
-	char		null_flags[STATEMENT_PARAMETERS];
+	char		null_flags[STATEMENT_PARAMETERS] = "";
 	int			result;
 
 	for (int i = 0; i < statement->count; i++)
