@@ -10,8 +10,11 @@ final class Key {
     private static final String BARE = "[!#-'*+\\--:<-\\[\\]-~]+";
     /** Possessive, as each round of any other group takes from the stack. */
     private static final String STRING = "\"((?:[ !#-\\[\\]-~]|\\\\[\"\\\\])*+)\"";
+    private static final String SPACE = "[ \\t]*+";
     /** Parameters may follow, and are ignored. */
-    private static final Pattern QUOTED = Pattern.compile(STRING + "(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + "|=" + STRING + ")?)*+");
+    private static final Pattern QUOTED = Pattern.compile(
+            SPACE + STRING + "(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + "|=" + STRING + ")?)*+" + SPACE);
+    private static final Pattern UNQUOTED = Pattern.compile(SPACE + "(" + BARE + ")" + SPACE);
 
     private Key() {
     }
@@ -21,10 +24,10 @@ final class Key {
         if (values.size() != 1) {
             return null;
         }
-        String value = values.get(0).strip();
-        Matcher string = QUOTED.matcher(value);
-        String key = string.matches() ? string.group(1).replaceAll("\\\\(.)", "$1")
-                : !isStrict && value.matches(BARE) ? value : null;
+        Matcher quoted = QUOTED.matcher(values.get(0));
+        Matcher unquoted = UNQUOTED.matcher(values.get(0));
+        String key = quoted.matches() ? quoted.group(1).replaceAll("\\\\(.)", "$1")
+                : !isStrict && unquoted.matches() ? unquoted.group(1) : null;
         return key == null || key.isEmpty() || key.length() > MAX_LENGTH ? null : key;
     }
 }

@@ -18,6 +18,15 @@ class KeyTest {
         }
     }
 
+    /** Only blanks and tabs may stand around it, as in the other languages. */
+    @Test
+    void controlCharactersAroundItAreRefused() {
+        for (String control : List.of("\u000b", "\f", "\u001c", "\u001f", "\u00a0", "\u2003")) {
+            assertNull(Key.of(List.of(control + "a"), false));
+            assertNull(Key.of(List.of("\"a\"" + control), false));
+        }
+    }
+
     /** However long it is. */
     @Test
     void whatIsLongerIsRefusedOrIgnored() {
