@@ -1,6 +1,7 @@
 // postgres.js: a source of connections for Idempotency. postgres.js sends the statements of one connection
 // without waiting for answers, so they share a round trip, each with a Sync of its own. It asks for the types of a
 // statement's parameters the first time that a connection has it: one round trip more then, or always with `prepare: false`.
+import { readFile } from 'node:fs'
 import { ConnectionLost, IdempotencyError, ended, left, sqlstate } from './errors.js'
 
 // What a query fails with whose connection has ended, beside errors of the operating system.
@@ -12,10 +13,12 @@ const ENDED = new Set(['57P01', '57P02'])
 
 // What runs a statement, beside the tag itself.
 /** @type {Set<string | symbol>} */
-const SENDING = new Set(['unsafe', 'file', 'notify'])
+const SENDING = new Set(['unsafe', 'notify'])
 
 // What ends the transaction. A ROLLBACK to a savepoint does not.
-const ENDS = /^\s*(commit|end|abort|rollback(?!.*\bto\b))\b/is
+const GAP = String.raw`(?:\s|--[^\n]*(?:\n|$)|/\*(?:[^*]|\*(?!/))*\*/)`
+const ENDS = new RegExp(
+  `^(?:;|${GAP})*(?:commit|end|abort|prepare${GAP}+transaction|rollback(?!${GAP}*(?:(?:work|transaction)${GAP}+)?to\\b))\\b`, 'i')
 
 /**
  * @template Tx
@@ -143,6 +146,7 @@ class PostgresConnection {
     this.tx = new Proxy(sql, {
       apply: (target, self, args) => this.#open(() => target(...args)),
       get: (target, property) => property === 'release' ? () => this.#open(() => { throw notYours() })
+        : property === 'file' ? (...args) => this.#open(() => this.#file(...args))
         : SENDING.has(property) ? (...args) => this.#open(() => target[property](...args))
           : target[property],
     })
@@ -198,14 +202,34 @@ class PostgresConnection {
     const { handle } = query
     // It is sent when somebody awaits it, which may be later.
     query.handle = () => {
-      if (this.#ended) query.reject(ended())
-      else if (this.#lost) query.reject(lost())
-      else if (this.#left && !query.executed) query.reject(left())    // it would commit by itself, and again with each attempt
+      const refusal = this.#refusal(query.executed)
+      if (refusal) query.reject(refusal)
       else {
         this.#left ||= ENDS.test(query.strings[0])
         handle.call(query)
       }
     }
+    return query
+  }
+
+  // What comes behind an end of the work's own would commit by itself, and again with each attempt.
+  #refusal(isSent = false) {
+    if (this.#ended) return ended()
+    if (this.#lost) return lost()
+    return this.#left && !isSent ? left() : undefined
+  }
+
+  // Their own file() sends what it has read also where the work has ended in the meantime.
+  #file(path, ...more) {
+    const query = this.#sql.file(path, ...more)
+    const { handler } = this.#sql.unsafe('')
+    query.handler = () => readFile(path, 'utf8', (error, text) => {
+      const refusal = error ?? this.#refusal()
+      if (refusal) return query.reject(refusal)
+      query.strings = [text]
+      this.#left ||= ENDS.test(text)
+      handler(query)
+    })
     return query
   }
 

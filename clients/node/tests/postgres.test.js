@@ -1,7 +1,9 @@
 // The same on connections of postgres.js.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { writeFileSync } from 'node:fs'
 import net from 'node:net'
+import path from 'node:path'
 import { test } from 'node:test'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import postgres from 'postgres'
@@ -24,6 +26,12 @@ function setUp(t, options = {}, sql = connect(t, options), more = {}) {
 const connectedSocket = (socket = new net.Socket()) => socket.connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`)
 
 const insert = (tx, name) => tx`INSERT INTO effect VALUES (${name}, 1)`
+
+function fileWith(text) {
+  const file = path.join(process.env.IDEM_WORK, `${newKey()}.sql`)
+  writeFileSync(file, text)
+  return file
+}
 
 test('what is not of postgres.js is refused, also what has reserve, such as SQL of Bun', () => {
   const bun = Object.assign(() => {}, { reserve: async () => bun, options: { adapter: 'postgres', max: 6 } })
@@ -78,6 +86,7 @@ test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does no
   const idempotency = setUp(t, { max: 1 })
   const pool = poolFor(t)
   const key = newKey()
+  const file = fileWith('-- undo\nROLLBACK'), writes = fileWith(`INSERT INTO effect VALUES ('${key}', 1)`)
   const styles = [
     (work) => idempotency.transaction(key, null, work),
     (work) => idempotency.lease(newKey(), null, () => new Completion(1, work)),
@@ -89,6 +98,10 @@ test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does no
     async (tx) => { await tx.unsafe('\n abort;').simple(); await tx.unsafe(`INSERT INTO effect VALUES ('${key}', 1)`) },
     (tx) => Promise.all([tx`End`, insert(tx, key)]),
     async (tx) => { const late = insert(tx, key); await tx`COMMIT`.catch(() => tx`ROLLBACK`).catch(() => {}); await late },
+    async (tx) => { await tx.file(file); await insert(tx, key) },
+    (tx) => Promise.all([tx.file(writes), tx`ROLLBACK`]),
+    ...['/* a * b **/COMMIT', '-- x\n; ROLLBACK', "ROLLBACK; SELECT 'to'", 'ROLLBACK -- to\n', "PREPARE TRANSACTION 'x'"].map((end) =>
+      async (tx) => { await tx.unsafe(end).simple().catch(() => {}); await insert(tx, key) }),
   ]
   for (const style of styles) for (const work of goOn) await style(work).catch(() => {})
   assert.equal(await effects(pool, key), 0)
@@ -105,9 +118,27 @@ test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does no
     await tx`ROLLBACK TO own`
     await tx`SAVEPOINT own`
     await tx.unsafe('rollback transaction\nto savepoint own')
+    await tx.unsafe('SAVEPOINT own; ROLLBACK/* x */WORK --\nTO own').simple()
     await insert(tx, key)
   })
   assert.equal(await effects(pool, key), 1)
+})
+
+test('postgres.js: a file that is read when the work has ended is not sent', async (t) => {
+  const idempotency = setUp(t, { max: 1 })
+  const pool = poolFor(t)
+  const key = newKey()
+  const file = fileWith(`INSERT INTO effect VALUES ('${key}', $1)`)
+  for (const args of [[1], ['none']]) {
+    let late
+    await idempotency.transaction(newKey(), null, async (tx) => {
+      late = tx.file(file, args)
+      late.catch(() => {})
+    })
+    await assert.rejects(late, { code: '25P01' })
+    await idempotency.transaction(newKey(), null, (tx) => insert(tx, newKey()))
+  }
+  assert.equal(await effects(pool, key), 0)
 })
 
 test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) => {
