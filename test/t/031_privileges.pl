@@ -266,4 +266,12 @@ if ($since_16)
 	is(answer('idem_owner', q{SELECT idem_partition_store('1 hour')}), 'ok', 'as the owner does');
 }
 
+# MAINTAIN is no right on rows, but LOCK TABLE asks for no more.
+if ($node->pg_version->major >= 17)
+{
+	query('CREATE ROLE caretaker IN ROLE pg_maintain');
+	is(answer('caretaker', 'LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE'), 'ok', 'pg_maintain locks the store, and all operations wait');
+	is(answer('caretaker', $_), '42501', "pg_maintain cannot: $_") for 'SELECT scope FROM idempotency_store', q{SELECT idem_lookup('done')}, 'TRUNCATE idempotency_store';
+}
+
 done_testing();
