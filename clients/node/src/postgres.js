@@ -147,8 +147,8 @@ class PostgresConnection {
       apply: (target, self, args) => this.#open(() => target(...args)),
       get: (target, property) => property === 'release' ? () => this.#open(() => { throw notYours() })
         : property === 'file' ? (...args) => this.#open(() => this.#file(...args))
-        : SENDING.has(property) ? (...args) => this.#open(() => target[property](...args))
-          : target[property],
+          : SENDING.has(property) ? (...args) => this.#open(() => target[property](...args))
+            : target[property],
     })
   }
 
