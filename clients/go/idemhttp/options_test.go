@@ -62,7 +62,7 @@ func (s state) SQLState() string { return string(s) }
 
 func TestProblems(t *testing.T) {
 	for err, want := range map[error]int{
-		errNoKey: 400, errTwoKeys: 400, errMalformedKey: 400, errRequestBroken: 400, errBodyUnclear: 400, errNotJSON: 400, idempotency.ErrBadArgument: 400,
+		errNoKey: 400, errTwoKeys: 400, errMalformedKey: 400, errRequestBroken: 400, errBodyUnclear: 411, errNotJSON: 400, idempotency.ErrBadArgument: 400,
 		errNobody: 401, idempotency.ErrForbidden: 403, errInProgress: 409, idempotency.ErrLeaseLost: 409, errRequestTooLarge: 413,
 		idempotency.ErrTooLarge: 413, idempotency.ErrKeyReused: 422, errBodyTaken: 500, errResponseTooLarge: 500, errUpgraded: 500,
 		errTimeout: 503, idempotency.ErrConnectionLost: 503, state("25006"): 503, state("53300"): 503, state("55P03"): 503, state("57014"): 503,

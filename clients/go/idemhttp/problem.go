@@ -53,8 +53,10 @@ func problemOf(err error, header string) *Problem {
 			"The request needs one idempotency key: 1 to 255 characters of ASCII, in double quotes.", 0)
 	case errors.Is(err, errNobody):
 		return problem(401, "Authentication is required", "It is not known who asks.", 0)
-	case errors.Is(err, errRequestBroken), errors.Is(err, errBodyUnclear):
+	case errors.Is(err, errRequestBroken):
 		return problem(400, "The body cannot be read", "It did not arrive as a whole.", 0)
+	case errors.Is(err, errBodyUnclear):
+		return problem(411, "The body cannot be read", "It is empty, and no Content-Length says that it should be.", 0)
 	case errors.Is(err, errNotJSON):
 		return problem(400, "The body cannot be read", "It is not what its Content-Type says.", 0)
 	case errors.Is(err, idempotency.ErrBadArgument):

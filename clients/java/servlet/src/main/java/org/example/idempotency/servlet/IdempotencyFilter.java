@@ -240,8 +240,11 @@ public final class IdempotencyFilter extends HttpFilter {
         if (length > 0 && body.length == 0) {
             throw new IllegalStateException("the body was read before the filter, as getParameter() does: let the filter come first");
         }
-        if (length > 0 && body.length != length || length < 0 && body.length == 0 && mayHaveHadBody(request)) {
+        if (length > 0 && body.length != length) {
             throw new Refused(Problem.BODY_BROKEN);
+        }
+        if (length < 0 && body.length == 0 && mayHaveHadBody(request)) {
+            throw new Refused(Problem.BODY_UNCLEAR);
         }
         return body;
     }

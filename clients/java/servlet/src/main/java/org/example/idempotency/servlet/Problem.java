@@ -20,6 +20,8 @@ public record Problem(int status, String type, String title, String detail, Dura
 
     static final Problem NOBODY = new Problem(401, "Authentication is required", "It is not known who asks.", null);
     static final Problem BODY_BROKEN = new Problem(400, "The body cannot be read", "It did not arrive as a whole.", null);
+    static final Problem BODY_UNCLEAR = new Problem(411, "The body cannot be read",
+            "It is empty, and no Content-Length says that it should be.", null);
     static final Problem NOT_JSON = new Problem(400, "The body cannot be read", "It is not what its Content-Type says.", null);
     static final Problem TOO_LARGE = new Problem(413, "The request is too large",
             "The body of the request is larger than this service takes.", null);

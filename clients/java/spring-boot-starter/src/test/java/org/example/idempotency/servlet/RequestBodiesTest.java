@@ -30,7 +30,7 @@ class RequestBodiesTest extends FilterFixture {
             request.getParameter("seat");
             protecting.doFilter(request, response, chain);
         };
-        assertEquals(400, send(chunked).statusCode());
+        assertEquals(411, send(chunked).statusCode());
         assertEquals(500, send(withoutKey("seat=1").header("Idempotency-Key", key)
                 .header("Content-Type", "application/x-www-form-urlencoded"))
                 .statusCode());
@@ -112,7 +112,7 @@ class RequestBodiesTest extends FilterFixture {
                 .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1"))).build(),
                         HttpResponse.BodyHandlers.ofString());
         assertEquals(HttpClient.Version.HTTP_2, answer.version());
-        assertEquals(400, answer.statusCode());
+        assertEquals(411, answer.statusCode());
         handler = (request, response) -> { };
         assertEquals(200, second.send(withoutKey("").header("Idempotency-Key", key).POST(BodyPublishers.noBody()).build(),
                 HttpResponse.BodyHandlers.ofString()).statusCode());
