@@ -18,6 +18,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.function.IntPredicate;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.example.idempotency.Call;
@@ -61,6 +62,7 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** What a flush has thrown that a framework made before its answer: the one behind the handler would have thrown it as it is. */
     private static final String FLUSH = Exchange.class.getName() + ".flush";
+    private static final String STORES = Exchange.class.getName() + ".stores";
 
     private final transient Idempotency once;
     private final transient FilterOptions options;
@@ -462,6 +464,7 @@ public final class IdempotencyFilter extends HttpFilter {
         private void call(Exchange exchange, RecordedResponse recorded) throws Exception {
             Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
             request.setAttribute(Exchange.class.getName(), exchange);
+            request.setAttribute(STORES, (IntPredicate) status -> options.statuses.apply(status).as() == Keep.Kind.STORED);
             try {
                 TimeLimit.run(options.timeout, exchange.connection(),
                         () -> chain.doFilter(new ReceivedRequest(request, body), recorded));

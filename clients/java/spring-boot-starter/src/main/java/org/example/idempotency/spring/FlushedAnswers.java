@@ -1,5 +1,7 @@
 package org.example.idempotency.spring;
 
+import jakarta.servlet.http.HttpServletRequest;
+import java.util.function.IntPredicate;
 import java.util.function.Supplier;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.servlet.Exchange;
@@ -38,13 +40,14 @@ final class FlushedAnswers implements ResponseBodyAdvice<Object> {
     @Override
     public Object beforeBodyWrite(Object body, MethodParameter returned, MediaType type, Class<? extends HttpMessageConverter<?>> converter,
             ServerHttpRequest request, ServerHttpResponse response) {
+        HttpServletRequest received = ((ServletServerHttpRequest) request).getServletRequest();
         // what the handler wrote is rolled back where it refuses
-        if (SpringTransactions.isWithinOne() && ((ServletServerHttpResponse) response).getServletResponse().getStatus() < 400) {
+        if (SpringTransactions.isWithinOne() && received.getAttribute(Exchange.class.getName() + ".stores") instanceof IntPredicate stores
+                && stores.test(((ServletServerHttpResponse) response).getServletResponse().getStatus())) {
             try {
                 once.get().transactions().flush();
             } catch (RuntimeException refused) {
-                ((ServletServerHttpRequest) request).getServletRequest()
-                        .setAttribute(Exchange.class.getName() + ".flush", refused);
+                received.setAttribute(Exchange.class.getName() + ".flush", refused);
                 throw refused;
             }
         }

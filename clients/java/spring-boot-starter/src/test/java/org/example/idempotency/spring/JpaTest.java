@@ -24,6 +24,7 @@ import org.example.idempotency.Idempotency;
 import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Response;
 import org.example.idempotency.servlet.FilterOptions;
+import org.example.idempotency.servlet.Keep;
 import org.example.idempotency.servlet.Problem;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
@@ -182,6 +183,12 @@ class JpaTest {
             return payment;
         }
 
+        @PostMapping("/outcomes")
+        @IdempotentRequest
+        ResponseEntity<Payment> changeForGood(@RequestBody String id) {
+            return ResponseEntity.status(410).body(change(id));
+        }
+
         /** What it has begun to write would be refused by the database. */
         @PostMapping("/refusals")
         @IdempotentRequest
@@ -245,6 +252,7 @@ class JpaTest {
 
                 @Override
                 public void configure(FilterOptions options) {
+                    options.statuses(status -> status == 410 ? new Keep(Keep.Kind.STORED, null) : Keep.byDefault(status));
                     options.problem((error, usual) -> error instanceof DataIntegrityViolationException
                             ? new Problem(409, null, "It is there", null, null) : usual);
                 }
@@ -371,6 +379,17 @@ class JpaTest {
             assertEquals("\"2\"", answer.headers().firstValue("ETag").orElseThrow());
         }
         assertEquals(1, count("jpa_payment WHERE version = 2 AND id = ?"));
+    }
+
+    @Test
+    void soItIsWhereAnErrorIsStoredWithItsWrites() throws Exception {
+        jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        for (int i = 0; i < 2; i++) {
+            var answer = post("/outcomes");
+            assertEquals(410, answer.statusCode());
+            assertEquals("{\"version\":1}", answer.body());
+        }
+        assertEquals(1, count("jpa_payment WHERE version = 1 AND id = ?"));
     }
 
     @Test
