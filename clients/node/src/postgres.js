@@ -15,8 +15,11 @@ const ENDED = new Set(['57P01', '57P02'])
 /** @type {Set<string | symbol>} */
 const SENDING = new Set(['unsafe', 'notify'])
 
+// Comments nest: here three deep.
+const COMMENT = ['', '', ''].reduce((inner) => String.raw`/\*(?:[^*/]|\*(?!/)|/(?!\*)${inner && `|${inner}`})*\*/`, '')
+const GAP = String.raw`(?:\s|--[^\n\r]*(?:[\n\r]|$)|${COMMENT})`
+
 // What ends the transaction. A ROLLBACK to a savepoint does not.
-const GAP = String.raw`(?:\s|--[^\n]*(?:\n|$)|/\*(?:[^*]|\*(?!/))*\*/)`
 const ENDS = new RegExp(
   `^(?:;|${GAP})*(?:commit|end|abort|prepare${GAP}+transaction|rollback(?!${GAP}*(?:(?:work|transaction)${GAP}+)?to\\b))\\b`, 'i')
 
