@@ -8,6 +8,7 @@
 //	400 the key is missing, malformed, or there are two
 //	401 the option Principal knows nobody
 //	409 the first request is still running; Retry-After says when to come again
+//	411 the body is empty, and no Content-Length says that it should be
 //	413 the request is too large
 //	422 the key was used before with a different request
 //	500 the handler failed: nothing is stored

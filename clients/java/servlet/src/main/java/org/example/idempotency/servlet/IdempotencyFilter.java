@@ -44,6 +44,7 @@ import org.example.idempotency.Transactions;
  *       or the parameters cannot be read
  *   <li>401: nobody asks
  *   <li>409: the first request is still running; Retry-After says when to come again
+ *   <li>411: the body is empty, and no Content-Length says that it should be
  *   <li>413: the request is too large
  *   <li>422: the key was used before with a different request
  *   <li>500: the handler failed, and nothing is stored
