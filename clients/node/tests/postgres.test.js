@@ -101,7 +101,8 @@ test('postgres.js: a statement behind a ROLLBACK or a COMMIT of the work does no
     async (tx) => { await tx.file(file); await insert(tx, key) },
     (tx) => Promise.all([tx.file(writes), tx`ROLLBACK`]),
     ...['/* a * b **/COMMIT', '/* a /* b */ / c */COMMIT', '-- x\rCOMMIT', '-- x\n; ROLLBACK', "ROLLBACK; SELECT 'to'",
-      'ROLLBACK -- to\n', "PREPARE TRANSACTION 'x'"].map((end) => async (tx) => { await tx.unsafe(end).simple().catch(() => {}); await insert(tx, key) }),
+      'ROLLBACK -- to\n', "PREPARE TRANSACTION 'x'"].map((end) =>
+      async (tx) => { await tx.unsafe(end).simple().catch(() => {}); await insert(tx, key) }),
   ]
   for (const style of styles) for (const work of goOn) await style(work).catch(() => {})
   assert.equal(await effects(pool, key), 0)
