@@ -63,6 +63,7 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** What a flush has thrown that a framework made before its answer: the one behind the handler would have thrown it as it is. */
     private static final String FLUSH = Exchange.class.getName() + ".flush";
+    /** Whether an answer of a status is stored with what the handler wrote: an IntPredicate, for who flushes before the answer. */
     private static final String STORES = Exchange.class.getName() + ".stores";
 
     private final transient Idempotency once;
